@@ -99,7 +99,7 @@ class QuestionAnswering:
         return Features(texts | {"answers": answers, "trimmed": Value("bool")})
 
     def check_row(self, row: Row, labelled: bool) -> Row:
-        from toolkit.tasks.windows import check_answer
+        from toolkit.tasks.spans import check_answer
 
         for name in ("question", "context"):
             if not isinstance(row[name], str):
@@ -135,7 +135,7 @@ class QuestionAnswering:
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        from toolkit.tasks.windows import encode_windows
+        from toolkit.tasks.spans import encode_windows
 
         return encode_windows(rows, processor, self.options.max_length, self.options.doc_stride, labelled)
 

@@ -16,8 +16,8 @@ from toolkit.config.sections import Positive
 from toolkit.main import main
 from toolkit.metrics.rouge import ROUGE, rouge_l, rouge_quality, rouge_scores
 from toolkit.metrics.score import Score
+from toolkit.tasks.records import checked_text
 from toolkit.tasks.text_to_text import TextToText, TextToTextOptions
-from toolkit.tasks.values import checked_text
 
 if TYPE_CHECKING:
     import datasets

@@ -123,7 +123,7 @@ class TokenClassification:
         return map(" ".join, rows["tokens"])
 
     def configure(self, config: PreTrainedConfig) -> None:
-        from toolkit.tasks.heads.labels import set_labels
+        from toolkit.tasks.labels import set_labels
 
         set_labels(config, self.tags, None)
 

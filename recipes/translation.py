@@ -16,8 +16,8 @@ from toolkit.config.sections import Config
 from toolkit.main import main
 from toolkit.metrics.score import Score
 from toolkit.metrics.translation import TRANSLATION, signatures, translation_quality, translation_scores
+from toolkit.tasks.records import checked_text
 from toolkit.tasks.text_to_text import TextToText, TextToTextOptions
-from toolkit.tasks.values import checked_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

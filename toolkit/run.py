@@ -22,8 +22,7 @@ from toolkit.checkpoint.store import NOTHING
 from toolkit.checkpoint.tensors import DamagedCheckpoint
 from toolkit.checkpoint.writing import collected
 from toolkit.checks.machine import warn_of_machine
-from toolkit.checks.run import refuse_wrong_run
-from toolkit.checks.steps import refuse_wrong_steps
+from toolkit.checks.run import refuse_wrong_run, refuse_wrong_steps
 from toolkit.config.sections import Config
 from toolkit.data.batching.batches import training_order
 from toolkit.distributed.collectives import on_main
@@ -32,8 +31,7 @@ from toolkit.distributed.non_finite import GoBack, NonFiniteParameters, after_no
 from toolkit.distributed.stop import DeferredStop
 from toolkit.distributed.strategies import build_strategy
 from toolkit.distributed.watchdog import heartbeat
-from toolkit.engine import fit
-from toolkit.engine.warm_up import import_all
+from toolkit.engine import fit, import_all
 from toolkit.models.build import build_for, in_float64, make_trainable
 from toolkit.prepare.auto import saves_in_background
 from toolkit.prepare.inputs import Inputs, read_inputs

@@ -23,8 +23,8 @@ from toolkit.base.errors import Interrupted, RunError
 from toolkit.checkpoint import planning, writing
 from toolkit.checkpoint.manifest import verify
 from toolkit.distributed.strategies.ddp import DataParallel
-from toolkit.engine import background_save, checkpointing, training
-from toolkit.engine.background_save import BackgroundSave
+from toolkit.engine import checkpointing, training
+from toolkit.engine.checkpointing import BackgroundSave
 from toolkit.prepare import auto
 
 ASYNC, WAITING = "checkpoint.async_save=true", "checkpoint.async_save=false"
@@ -282,7 +282,7 @@ class _Copied:
 
 @pytest.mark.parametrize("everywhere", [True, False], ids=["an error of all ranks", "an error of this rank"])
 def test_a_checkpoint_in_flight_is_waited_for_while_others_write_it_too(everywhere, monkeypatch, capsys):
-    monkeypatch.setattr(background_save, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(checkpointing, "PATIENCE_SECONDS", 0.05)
     written = threading.Event()
     error = RunError("the loss is not finite")
     error.shared = everywhere

@@ -23,7 +23,7 @@ PHASES = {
     "building": ("toolkit.run.build_for", 1),
     "step": ("toolkit.engine.training.Session.window_gradient", 3),
     "save": ("toolkit.checkpoint.store.write_manifest", 1),
-    "evaluation": ("toolkit.engine.evaluator.Evaluator.evaluate", 1),
+    "evaluation": ("toolkit.engine.evaluation.Evaluator.evaluate", 1),
     "end": ("toolkit.run.write_results", 1),
 }
 """The function in which the signal arrives, and in which of its calls."""

@@ -17,7 +17,7 @@ PHASES = {
     "start-up": ("toolkit.run.claim", "toolkit.run.read_inputs", "toolkit.run.write_start", "toolkit.run.build_for"),
     "step": ("toolkit.engine.training.Session.window_gradient", "toolkit.engine.training.Session.count_step"),
     "save": ("toolkit.engine.checkpointing.Checkpointer.save",),
-    "evaluation": ("toolkit.engine.evaluator.Evaluator.evaluate",),
+    "evaluation": ("toolkit.engine.evaluation.Evaluator.evaluate",),
     "generation": ("transformers.generation.utils.GenerationMixin.generate",),
     "end": ("toolkit.run.qualities", "toolkit.run.write_results"),
 }

@@ -24,7 +24,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 }
 PHASES = {
     "step": ("toolkit.engine.training.Session.window_gradient", 5),
-    "evaluation": ("toolkit.engine.evaluator.Evaluator.evaluate", 1),
+    "evaluation": ("toolkit.engine.evaluation.Evaluator.evaluate", 1),
 }
 WORKER = ("train.dataloader_num_workers=1", "train.dataloader_prefetch_factor=1", "train.num_train_epochs=50")
 CASES = [(layout, phase, rank) for layout in LAYOUTS for phase in PHASES for rank in (0, 1)]

@@ -13,7 +13,7 @@ from faults import Faults
 from file_faults import FAULTS
 from forked import ForkServer
 
-from toolkit.report.intact import sealed
+from toolkit.report.facts import sealed
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
 

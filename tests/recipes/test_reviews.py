@@ -16,7 +16,7 @@ from runs import ROOT, lines, predictions, train
 from tolerances import float32_tolerance
 
 from toolkit.base.errors import CheckpointError, ConfigError, DataError, RunError
-from toolkit.report.intact import sealed
+from toolkit.report.facts import sealed
 
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=9")
 

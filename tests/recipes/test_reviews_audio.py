@@ -18,7 +18,7 @@ from toolkit.api.random import RowRandom
 from toolkit.base.errors import DataError, InputError
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities import audio
-from toolkit.modalities.audio_length import missing_share
+from toolkit.modalities.audio_files import missing_share
 from toolkit.modalities.options import AudioOptions
 from toolkit.models.load import build_model, load_model_config, unused_parameter_problems
 

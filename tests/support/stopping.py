@@ -15,7 +15,7 @@ import pytest
 from launching import launch_command
 from runs import ROOT, TINY, train
 
-from toolkit.engine.evaluator import Evaluator
+from toolkit.engine.evaluation import Evaluator
 from toolkit.engine.training import Session
 
 

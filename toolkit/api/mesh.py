@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from toolkit.base.errors import ConfigError, problems_of
-from toolkit.config.sections import Config
+from toolkit.base.errors import ConfigError
 from toolkit.config.train import ParallelConfig
 
 
@@ -104,8 +103,3 @@ def mesh_of(parallel: ParallelConfig, processes: int, rank: int = 0) -> Mesh:
             f"sizes, or launch with --num_processes {mesh.size}"
         ])  # fmt: skip
     return Mesh(mesh.replicas, mesh.fsdp, mesh.tensor, mesh.pipeline, rank)
-
-
-def size_problems(cfg: Config, processes: int) -> list[str]:
-    """Returns why the sizes in `parallel` do not fit a number of processes."""
-    return problems_of(lambda: mesh_of(cfg.parallel, processes))

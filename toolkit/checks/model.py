@@ -17,7 +17,7 @@ from toolkit.config.sections import Config, ModelConfig
 from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS
 from toolkit.distributed.tensor.plans import plan_problems, split_modules
-from toolkit.modalities.positions import shape_problems
+from toolkit.modalities.text import shape_problems
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import adapter_problems, add_adapters, prompt_problems
 from toolkit.models.load import (

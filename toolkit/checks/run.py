@@ -4,24 +4,56 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryFile
 
-from toolkit.api.mesh import size_problems
-from toolkit.api.run import best_metric, target_metric
+from toolkit.api.mesh import mesh_of
+from toolkit.api.run import Checkpoint, best_metric, target_metric
+from toolkit.api.state import Milestones
 from toolkit.api.task import SupportsEnsembling, Task, class_column, reads_files
-from toolkit.base.errors import problems_of
+from toolkit.base.console import shorten
+from toolkit.base.errors import ConfigError, problems_of
+from toolkit.base.files import kind_of, why
+from toolkit.checkpoint.output_folder import in_use
+from toolkit.checkpoint.resume import decide_resume
 from toolkit.checks import machine, model, trainer
 from toolkit.checks.check import KINDS, CannotCheck, Check, Findings, Kind, ask
 from toolkit.checks.first_rows import first_row_problems
-from toolkit.checks.folder import folder_problems
 from toolkit.config.messages import Key, show
 from toolkit.config.sections import Config
 from toolkit.data.sources import find_hub
-from toolkit.distributed.deepspeed_rules import deepspeed_problems as deepspeed_problems
 from toolkit.models.adapters import adapter_problems
+from toolkit.models.parts import step_of
 from toolkit.models.save import hub_problems
 from toolkit.optim.optimizers import argument_problems, library_problems
-from toolkit.optim.schedules import schedule_problems
+from toolkit.optim.schedules import has_epochs, in_steps, schedule_problems, warmup_steps
 from toolkit.tracking.tracker import tracker_problems
+
+
+def folder_problems(cfg: Config) -> list[str]:
+    """Returns why a run cannot start in `output_dir`, as full messages; leaves no files behind."""
+    folder = Path(cfg.output_dir)
+    absolute = folder.absolute()
+    try:
+        absolute.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # for instance a name that is too long
+        return [f"output_dir: {shorten(cfg.output_dir)} cannot be opened: {error.strerror}; use another one"]
+    existing = next(path for path in (absolute, *absolute.parents) if kind_of(path))
+    if kind_of(existing) == "file":
+        return [] if existing == absolute else [f"output_dir: received {cfg.output_dir!r}, but {existing} is a file"]
+    problems = []
+    try:
+        with TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        problems.append(f"output_dir: cannot write into {existing}: {why(error, existing)}; use another one")
+    if message := in_use(folder):
+        problems.append(f"output_dir: {message}")
+    resume = problems_of(lambda: decide_resume(folder, cfg.checkpoint.resume))
+    return problems + [each if each.startswith("checkpoint.") else f"output_dir: {each}" for each in resume]
 
 
 def _sampling_problems(cfg: Config, task: Task) -> list[str]:
@@ -227,3 +259,54 @@ def refuse_wrong_settings(cfg: Config, task: Task, simulated: bool = False) -> N
 
 def _of(*kinds: Kind) -> list[Check]:
     return [check for check in CHECKS if check.kind in kinds]
+
+
+def refuse_wrong_steps(cfg: Config, milestones: Milestones, resume: Checkpoint | None) -> None:
+    """Refuses settings that do not fit the number of steps, before the model is built.
+
+    Args:
+        cfg: resolved configuration.
+        milestones: when the run ends.
+        resume: the checkpoint to resume from, or None.
+
+    Raises:
+        ConfigError: if the run would end before its checkpoint, its warm-up or a moment of `model.unfreeze`; lists all
+            problems.
+    """
+    total = milestones.total_steps
+    problems = [
+        f"model.unfreeze.{moment}: that is after step {step}, and this run ends with step {total}; name an earlier "
+        "moment, or train longer"
+        for moment in cfg.model.unfreeze
+        if (step := step_of(moment, milestones.steps_per_epoch)) >= total
+    ]
+    if (
+        has_epochs(cfg.train)
+        and (warmup := warmup_steps(in_steps(cfg.train, milestones.steps_per_epoch), total)) > total
+    ):
+        problems.append(
+            f"train.warmup_steps: {cfg.train.warmup_steps} are {warmup} steps, and this run ends with step {total}; "
+            "set it to less, or train longer"
+        )
+    if resume is not None and resume.step > total:
+        problems.append(
+            f"train.max_steps, train.num_train_epochs: the checkpoint is already at step {resume.step}, and this run "
+            f"would end at {total}; train longer, or set checkpoint.resume to none"
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def size_problems(cfg: Config, processes: int) -> list[str]:
+    """Returns why the sizes in `parallel` do not fit a number of processes."""
+    return problems_of(lambda: mesh_of(cfg.parallel, processes))
+
+
+def deepspeed_problems(cfg: Config) -> list[str]:
+    """Returns the problem, as a complete message, if DeepSpeed is configured and not installed."""
+    if cfg.parallel.backend != "deepspeed" or find_spec("deepspeed") is not None:
+        return []
+    return [
+        "parallel.backend: received 'deepspeed', but deepspeed is not installed (pip install "
+        "'finetune-toolkit[deepspeed]'); torch needs no other library"
+    ]

@@ -16,7 +16,7 @@ from pathlib import Path
 from toolkit.base.files import expanded
 from toolkit.commands import _recipe_config, options
 from toolkit.commands.options import at_least
-from toolkit.report.certificate import folder_of
+from toolkit.report.runs import folder_of
 
 NAMES = ("loss-scale", "engines", "resume", "ranks", "strategy")
 ROWS, LEAST_ROWS = 37, 9

@@ -18,8 +18,7 @@ from toolkit.recipe import load_settings
 
 if TYPE_CHECKING:
     from toolkit.api.task import Task
-    from toolkit.footprint.footprint import Footprint
-    from toolkit.footprint.simulate import Subject
+    from toolkit.footprint.simulate import Footprint, Subject
     from toolkit.lab.plan.measure import Correction, Measured
     from toolkit.lab.plan.strategies import Load, Planner, Scaling
 

@@ -129,7 +129,7 @@ def _write(run: TrainedRun, inputs: list[Input], output: Path, options: AnswerOp
     from toolkit.deploy.answers import Answers
     from toolkit.deploy.predict import joined
     from toolkit.distributed.collectives import on_main
-    from toolkit.report.text import described
+    from toolkit.report.scores import described
 
     data = joined(run, inputs)
     answers = Answers(run.task, inputs, output, options)

@@ -56,9 +56,9 @@ def work(arguments: argparse.Namespace) -> None:
 
 def _ask(cfg: Config, task: Task, findings: Findings, processes: int) -> Iterator[Found]:
     """Yields what each check of the machine finds."""
-    from toolkit.api.mesh import size_problems
     from toolkit.base.errors import problems_of
     from toolkit.checks.model import process_problems
+    from toolkit.checks.run import size_problems
     from toolkit.lab.preflight import disks, inputs, machine
     from toolkit.lab.preflight.found import Found, Needs
     from toolkit.lab.preflight.needs import needs_of

@@ -131,7 +131,7 @@ def _refuse_wrong_sizes(run: str, record: Record, own: bool) -> None:
 
 def _refuse_incomparable_model(run: str, record: Record) -> None:
     """Raises InputError if the run's parameters are missing or not as written: there would be nothing to compare."""
-    from toolkit.report.intact import refuse_damaged_model
+    from toolkit.report.facts import refuse_damaged_model
 
     refuse_damaged_model(record.folder)
     files = RunFolder(record.folder)
@@ -203,7 +203,7 @@ def _code_difference(record: Record, recipe: Path) -> str | None:
 
 def _numbers(file: Path) -> list[dict[str, float]]:
     """Returns the lines of a metrics file without measured times and memory."""
-    from toolkit.metrics.measured import MEASURED
+    from toolkit.report.runs import MEASURED
     from toolkit.tracking.jsonl import read_metrics
 
     return [{k: v for k, v in line.items() if k not in MEASURED} for line in read_metrics(file)]

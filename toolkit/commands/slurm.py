@@ -75,9 +75,9 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def _job(arguments: argparse.Namespace) -> Job:
-    from toolkit.api.mesh import size_problems
     from toolkit.base.errors import ConfigError
     from toolkit.base.package import shipped_root, shortest
+    from toolkit.checks.run import size_problems
     from toolkit.lab.slurm import Job, cores_of
     from toolkit.recipe import load_settings, load_task_type, validate
 

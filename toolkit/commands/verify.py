@@ -44,7 +44,7 @@ def damages(folder: Path) -> Iterator[str]:
     from toolkit.checkpoint.manifest import reason, verify
     from toolkit.checkpoint.state import SavedState
     from toolkit.checkpoint.store import open_checkpoint, steps
-    from toolkit.report.intact import damaged
+    from toolkit.report.facts import damaged
     from toolkit.report.runs import read_record
     from toolkit.tracking.jsonl import has_changed, wrong_lines
 

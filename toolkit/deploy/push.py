@@ -10,7 +10,7 @@ from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.models.adapters import BASE, FILE
 from toolkit.models.save import Upload, access_problems
-from toolkit.report.intact import refuse_damaged_model
+from toolkit.report.facts import refuse_damaged_model
 from toolkit.report.runs import read_record
 
 

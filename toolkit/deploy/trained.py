@@ -34,7 +34,7 @@ from toolkit.models.parts import head_at_labels
 from toolkit.models.unpadded.families import choose
 from toolkit.models.unpadded.layers import install
 from toolkit.recipe import load_settings, load_task_type, recipe_names
-from toolkit.report.intact import refuse_damaged_model
+from toolkit.report.facts import refuse_damaged_model
 from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:

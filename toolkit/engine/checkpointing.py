@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,30 +12,160 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.run import ASYNC_SAVE, Checkpoint
+from toolkit.api.run import ASYNC_SAVE, Checkpoint, Run
+from toolkit.api.state import Milestones
 from toolkit.api.strategy import Strategy
 from toolkit.api.training import Callback, TrainingContext
-from toolkit.base.console import say, warn
-from toolkit.base.errors import CheckpointError
+from toolkit.base.console import counted, format_bytes, say, warn
+from toolkit.base.errors import CheckpointError, ToolkitError
+from toolkit.base.processes import STOP_SIGNALS
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint import contents, store
 from toolkit.checkpoint.manifest import refuse_damaged
 from toolkit.checkpoint.planning import Group, Snapshot, planned
-from toolkit.checkpoint.state import SavedState
+from toolkit.checkpoint.state import SavedState, changed_evaluation
 from toolkit.checkpoint.writing import NewCheckpoint, commit
+from toolkit.config.messages import join
 from toolkit.distributed.collectives import on_every, on_main, peers_of_run
 from toolkit.distributed.non_finite import refuse_non_finite
 from toolkit.distributed.stop import StopSignal
-from toolkit.engine.background_save import BackgroundSave
-from toolkit.engine.progress import restore_progress
+from toolkit.models.parts import saved_bytes
+from toolkit.optim import schedules
+from toolkit.optim.presets import PRESETS
+from toolkit.optim.schedules import cycle_ends, in_steps
 from toolkit.system.phases import phase
 from toolkit.tracking.jsonl import mark_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+
+    from toolkit.checkpoint.planning import Copy
+
+
+PATIENCE_SECONDS = 60.0
+"""How long a run that failed waits for a checkpoint that other processes, which may be gone, write too."""
+
+
+class BackgroundSave:
+    """A thread that writes a checkpoint; at the end of the block it has ended.
+
+    Args:
+        num_processes: number of processes that write together.
+    """
+
+    def __init__(self, num_processes: int = 1) -> None:
+        self._num_processes = num_processes
+        self._thread: threading.Thread | None = None
+        self._copy: Copy | None = None
+        self._error: BaseException | None = None
+        self.written_at: float | None = None
+        """Time (`time.monotonic`) when the last checkpoint was complete, or None."""
+
+    def __enter__(self) -> BackgroundSave:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._thread is None:
+            return
+        # After an error of this process alone, others may be gone, which write the checkpoint too.
+        alone = error is not None and not (isinstance(error, ToolkitError) and error.shared)
+        self._thread.join(PATIENCE_SECONDS if alone and self._num_processes > 1 else None)
+        if self._error is not None and self._error is not error:
+            warn(f"{self._error}.")
+        elif self._thread.is_alive():
+            warn(f"the checkpoint in flight is not complete after {PATIENCE_SECONDS:.0f} s; the one before it is kept")
+
+    def start(self, copy: Copy, write: Callable[[], None]) -> None:
+        """Starts a thread that completes copies and writes them; `join` must have been called after the one before.
+
+        Args:
+            copy: completes the copies.
+            write: writes them.
+        """
+        assert self._thread is None, "one checkpoint at a time"
+        self._copy = copy
+        self._thread = threading.Thread(target=self._run, args=(copy, write), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a checkpoint was started and `join` not called yet."""
+        return self._thread is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the checkpoint cannot be written; `join` raises why."""
+        return self._error is not None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the checkpoint is complete, and `join` returns at once."""
+        return self._thread is not None and not self._thread.is_alive() and not self.has_failed
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether `wait_for_copy` must be called before what is saved changes."""
+        return self._copy is not None
+
+    def wait_for_copy(self) -> None:
+        """Returns when what is saved may change."""
+        if self._copy is not None:
+            self._copy.wait()
+            self._copy = None
+
+    def join(self) -> None:
+        """Waits until the checkpoint is written.
+
+        Raises:
+            ToolkitError: if it cannot be written.
+        """
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = self._copy = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, copy: Copy, write: Callable[[], None]) -> None:
+        if hasattr(signal, "pthread_sigmask"):  # not on Windows
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # they must reach the main thread, which may wait
+        try:
+            copy.run()
+            write()
+            self.written_at = time.monotonic()
+        except BaseException as error:  # raised by `join`
+            self._error = error
+
+
+def restore_progress(content: SavedState, context: TrainingContext) -> bool:
+    """Restores counters, schedule and loss scale.
+
+    Args:
+        content: the state in the checkpoint.
+        context: the training.
+
+    Returns:
+        Whether its metrics can be compared with those to come.
+    """
+    state, run = context.state, context.run
+    state.restore(content.train)
+    schedules.seek(context.schedule, state.step - state.skipped_steps)
+    if run.accelerator.scaler is not None and content.scaler is not None:
+        run.accelerator.scaler.load_state_dict(content.scaler)
+    limits = {name for name, values in content.callbacks.items() if values.get("ended")}
+    if limits and not limits & context.callbacks.keys():
+        state.ended = False  # the limit that ended the run is gone
+    changes = changed_evaluation(content.identity, run.identity)
+    if changes:
+        say(f"metrics cannot be compared with those before ({changes}): tracking of the best one restarts")
+        state.best_metric, state.best_step = None, None
+    return not changes
+
 
 Kept = tuple[Mapping[str, "Tensor"], dict[str, Any]]
 """State of the strategy or of a callback in a checkpoint: tensors, and JSON-able values."""
@@ -292,3 +425,77 @@ class Checkpointer:
         for name, part in self._parts().items():
             if name in values:
                 yield part, (contents.load_tensors(saved, name, self._context.run.mesh), dict(values[name]))
+
+
+MEASURED_STEPS = 5
+"""Steps that the estimate of the time is based on; the first step, which is slower, is not one of them."""
+NOTABLE_SHARE = 0.1
+"""Share of the free disk above which a run says how much it will fill."""
+
+
+def refuse_full_disk(run: Run, milestones: Milestones) -> None:
+    """Refuses a run whose model, checkpoints and snapshots do not fit on the disk. Call it on the main process.
+
+    The estimate counts weights and the optimizer's state, but no states of callbacks. What an earlier session has
+    written stays until it is replaced, and is not free. A run that may end before its last step is not refused.
+
+    Raises:
+        CheckpointError: with the space that is needed, the space that is free, and the settings to change.
+    """
+    found = [(count, size, name) for count, size, name in _files(run, milestones) if count]
+    needed, free = sum(count * size for count, size, _ in found), shutil.disk_usage(run.output_dir).free
+    names = ["a " + name if count == 1 else counted(count, name) for count, _, name in found]
+    sizes = [format_bytes(size) for _, size, _ in found]
+    parts = join([f"{name} of {size}" for name, size in zip(names, sizes, strict=True)], "and")
+    train = run.cfg.train
+    limits = (train.max_time, train.early_stopping_patience, train.target_metric, run.cfg.trainer.callbacks)
+    may_end_early = any(limits)
+    if needed > free and not may_end_early:
+        raise CheckpointError(
+            f"output_dir: {run.output_dir.absolute()} has {format_bytes(free)} of free space, but this run needs "
+            f"about {format_bytes(needed)}: {parts}. Free some space, use another output_dir, keep fewer checkpoints "
+            "(checkpoint.save_total_limit) or write them less often (checkpoint.save_steps)."
+        )
+    if needed > NOTABLE_SHARE * free:
+        say(f"The run will write about {format_bytes(needed)} ({parts}); {format_bytes(free)} are free.")
+
+
+def _files(run: Run, milestones: Milestones) -> list[tuple[int, int, str]]:
+    """Returns how many more models, checkpoints, snapshots and so on there will be at once, and the bytes of each."""
+    model, weights, checkpoint = _sizes(run)
+    # A complete copy of a split model stays on the disk while the model is written.
+    is_collected = run.mesh.is_split or (run.cfg.parallel.backend == "deepspeed" and run.mesh.size > 1)
+    train = in_steps(run.cfg.train, milestones.steps_per_epoch)
+    ends = set(cycle_ends(train, milestones.total_steps)) if train.snapshot_ensemble else set()
+    return [
+        (1, model, "model"),
+        (_new_checkpoints(run, milestones), checkpoint, "checkpoint"),
+        (sum(step > _start(run) for step in ends), weights, "snapshot"),
+        (int(is_collected), weights, "complete copy"),
+    ]
+
+
+def _start(run: Run) -> int:
+    return run.resume.step if run.resume else 0
+
+
+def _sizes(run: Run) -> tuple[int, int, int]:
+    """Returns the bytes of the model, which with adapters is these alone, of all weights, and of a checkpoint."""
+    model = run.strategy.outline or run.model
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    weights = saved_bytes(model)
+    written = saved_bytes(model, run.cfg.model.peft.method != "none")
+    return written, weights, weights + round(trained * PRESETS[run.cfg.train.optim].state_bytes)
+
+
+def _new_checkpoints(run: Run, milestones: Milestones) -> int:
+    """Returns how many more checkpoints there will be at once; a new one is complete before an old one is removed."""
+    every, limit = milestones.save_every, run.cfg.checkpoint.save_total_limit
+    if every is None:
+        return 0
+    total = milestones.total_steps
+    coming = sum(step > _start(run) for step in {*range(every, total + 1, every), total})
+    if limit is None:
+        return coming
+    existing = len(store.steps(RunFolder(run.output_dir).checkpoints))
+    return min(coming, max(0, limit - existing) + 1)

@@ -8,10 +8,7 @@ from toolkit.api.batch import Batch
 from toolkit.api.run import FitResult, Run
 from toolkit.base.console import progress
 from toolkit.data.batching.batches import Windows
-from toolkit.engine.finishing import finish
-from toolkit.engine.setup import opened
-from toolkit.engine.start import evaluate_start
-from toolkit.engine.training import Session
+from toolkit.engine.training import Session, evaluate_start, finish, opened
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule, in_steps
 from toolkit.system.phases import phase

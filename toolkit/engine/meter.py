@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from toolkit.api.run import Run
 from toolkit.api.state import TrainState
+from toolkit.base.console import format_duration, say
 from toolkit.distributed.collectives import data_sum, sum_dtype
+from toolkit.engine.checkpointing import MEASURED_STEPS
 from toolkit.system.phases import PhaseClock, named_seconds
 
 
@@ -127,3 +130,23 @@ class ProgressMeter:
         state.total_items += state.num_items
         state.loss_sum = state.num_items = self._interval_items = self._interval_seconds = 0.0
         return line
+
+
+class TimeEstimate:
+    """Says once, after a few steps, how long the training of this session takes.
+
+    Args:
+        num_steps: number of steps of the session.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._seconds: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        """Adds the duration of the next step."""
+        if len(self._seconds) <= MEASURED_STEPS < self._num_steps - 1:
+            self._seconds.append(seconds)
+            if len(self._seconds) == MEASURED_STEPS + 1:
+                total = format_duration(fmean(self._seconds[1:]) * self._num_steps)
+                say(f"Training takes about {total} for {self._num_steps:,} steps, without evaluations.")

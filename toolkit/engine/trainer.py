@@ -23,11 +23,8 @@ from toolkit.api.batch import Batch
 from toolkit.api.run import FitResult, Run
 from toolkit.base.console import progress
 from toolkit.checkpoint.state import SavedState
-from toolkit.engine.finishing import finish
-from toolkit.engine.setup import Setup, opened
-from toolkit.engine.start import evaluate_start
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
-from toolkit.engine.training import Session
+from toolkit.engine.training import Session, Setup, evaluate_start, finish, opened
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule, in_steps
 from toolkit.system.phases import in_phase, phase

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,30 +13,97 @@ import torch
 from torch import nn
 
 from toolkit.api.batch import Batch
-from toolkit.api.run import EvaluationObserver, Run
-from toolkit.api.state import Due, TrainState
+from toolkit.api.run import EvaluationObserver, FitResult, Run, overall_scores
+from toolkit.api.state import Due, Milestones, TrainState
 from toolkit.api.strategy import Replica
 from toolkit.api.task import count_items
-from toolkit.api.training import TrainingContext
-from toolkit.base.console import format_duration
+from toolkit.api.training import Callback, TrainingContext
+from toolkit.base.console import format_duration, warn
 from toolkit.base.run_folder import RunFolder
+from toolkit.checkpoint.state import SavedState
+from toolkit.data.batching.batches import Windows, training_loader
+from toolkit.data.batching.budget import over_budget
+from toolkit.data.batching.order import WindowSampler
+from toolkit.data.batching.workers import WatchedLoader, ended_workers, num_workers
 from toolkit.distributed.collectives import all_sum, data_sum, on_main
+from toolkit.distributed.non_finite import refuse_non_finite
+from toolkit.distributed.stop import StopSignal
 from toolkit.distributed.window import seed_all
 from toolkit.engine.callbacks import build_callbacks
-from toolkit.engine.checkpointing import Checkpointer
-from toolkit.engine.estimate import TimeEstimate
-from toolkit.engine.evaluator import Evaluator
-from toolkit.engine.interrupting import Abandoned
-from toolkit.engine.meter import ProgressMeter
-from toolkit.engine.micro_batches import splitter
+from toolkit.engine.callbacks.costs import total_of
+from toolkit.engine.checkpointing import BackgroundSave, Checkpointer, refuse_full_disk
+from toolkit.engine.evaluation import Evaluator
+from toolkit.engine.meter import ProgressMeter, TimeEstimate
+from toolkit.engine.micro_batches import packs_tokens, splitter, training_processor
 from toolkit.engine.non_finite import UpdateGuard
-from toolkit.engine.setup import Setup
-from toolkit.engine.stopping import Stopper
-from toolkit.system.phases import in_phase, phase
+from toolkit.engine.stopping import Abandoned, Stopper
+from toolkit.optim.state import state_bytes
+from toolkit.system.phases import PhaseClock, in_phase, phase, timed_phases
+from toolkit.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LambdaLR
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Resources of one training.
+
+    Args:
+        loader: this rank's micro-batches.
+        windows: the same, grouped into windows.
+        sampler: determines where the loader starts.
+        milestones: steps at which to log, evaluate, save and end.
+        tracker: receives the metrics.
+        stop: the flag that a stop signal sets.
+        background: writes checkpoints while training goes on.
+        phases: receives the seconds of each phase.
+    """
+
+    loader: WatchedLoader
+    windows: Windows
+    sampler: WindowSampler
+    milestones: Milestones
+    tracker: Tracker
+    stop: StopSignal
+    background: BackgroundSave
+    phases: PhaseClock
+
+
+@contextmanager
+def opened(run: Run) -> Iterator[Setup]:
+    """Opens the resources of a run's training and closes them when the block ends.
+
+    Raises:
+        CheckpointError: if the run does not fit on the disk.
+    """
+    workers = num_workers(run.cfg.train, run.task, run.accelerator.device)
+    loader, sampler = training_loader(
+        run.data.train, run.task, training_processor(run), run.cfg, run.mesh, workers, run.data.kept, packs_tokens(run)
+    )
+    _note_long_rows(run)
+    milestones = Milestones.of(run.cfg, sampler.order.windows_per_epoch)
+    on_main(run.accelerator, refuse_full_disk, run, milestones)
+    start_step, mark = (run.resume.step, SavedState.from_json(run.resume.state).metrics) if run.resume else (0, None)
+    metrics = RunFolder(run.output_dir).metrics
+    with (
+        ended_workers(loader),
+        StopSignal(run.accelerator.num_processes) as stop,
+        Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,), mark, run.trackers) as tracker,
+        BackgroundSave(run.accelerator.num_processes) as background,
+        timed_phases() as phases,
+    ):
+        yield Setup(loader, Windows(loader, sampler), sampler, milestones, tracker, stop, background, phases)
+
+
+def _note_long_rows(run: Run) -> None:
+    """Says which rows are longer than a token budget."""
+    budgets = [("train", run.cfg.train.max_tokens_per_batch, run.data.train)]
+    budgets += [("eval", run.cfg.eval.max_tokens_per_batch, data.features) for data in run.data.evals.values()]
+    for section, tokens, features in budgets:
+        for note in over_budget(f"{section}.max_tokens_per_batch", tokens, features, run.task.modality):
+            warn(note)
 
 
 class Session:
@@ -296,3 +364,94 @@ class Session:
         self.run.memory.pause()
         self.checkpointer.wait_for_copy()
         self.strategy.settle()
+
+
+def outcome(
+    context: TrainingContext,
+    evaluator: Evaluator,
+    meter: ProgressMeter,
+    tracker: Tracker,
+    copy_bytes: int,
+    left_out: Mapping[str, float],
+) -> FitResult:
+    """Evaluates the final model and returns the result. Every rank must call it.
+
+    Args:
+        context: the training, which is over.
+        evaluator: evaluates all evaluation sets.
+        meter: its sums of losses and times.
+        tracker: receives the metrics of the test rows, and the figures of the strategy and the callbacks.
+        copy_bytes: memory of the copy of a checkpoint.
+        left_out: figures of the updates that were left out.
+    """
+    run, state = context.run, context.state
+    place = {"step": state.step, "epoch": context.epoch}
+    evaluations = {name: found for name in run.data.evals if (found := evaluator.evaluate(name)) is not None}
+    if test := evaluations.get("test"):
+        tracker.log(place | {f"test_{name}": value for name, value in test.metrics.items()})
+    further = {**run.strategy.exchanged(), **left_out}
+    further |= {f"start_{score.name}": value for score in overall_scores(run.task)
+                if (value := state.start_scores.get(score.name)) is not None}  # fmt: skip
+    for callback in context.callbacks.values():
+        further |= callback.final_metrics()
+    if further:
+        tracker.log(place | further)
+    run.system.end()
+    return FitResult(
+        steps=state.step,
+        train_loss=meter.train_loss,
+        evaluations=evaluations,
+        best=state.best_metric,
+        best_step=state.best_step,
+        train_seconds=meter.seconds,
+        items_per_second=meter.items_per_second,
+        memory=run.memory.use(context.bare_model, state_bytes(context.optimizer), copy_bytes),
+        further=further,
+        phases=meter.phases.seconds(),
+        costs=total_of(context).figures(run.cfg.tracking),
+    )
+
+
+def finish(session: Session) -> FitResult:
+    """Saves and evaluates the last step, and restores the best parameters if configured."""
+    run, state, checkpoint = session.run, session.state, session.run.cfg.checkpoint
+    run.memory.pause()
+    if state.num_items and session.meter.last_step:  # the run ended before its last milestone
+        session.log()
+    if session.context.milestones.save_every is not None:
+        session.save()
+    session.evaluate()
+    session.stops.stop_now()
+    session.checkpointer.join()
+    best_is_earlier = state.best_step not in (None, state.step)
+    replaced = any(type(callback).finish is not Callback.finish for callback in session.callbacks)
+    if checkpoint.load_best_model_at_end and best_is_earlier and session.checkpointer.load_best():
+        session.evaluator.forget()
+        replaced = True
+    session.pause()
+    session.stops.can_save = session.checkpointer.is_saved or not replaced
+    for callback in session.callbacks:
+        callback.finish()
+    refuse_non_finite(run.accelerator, session.strategy.own_parameters(), state.step)
+    with session.abandoned_if_stopped():
+        copy_bytes, left_out = session.checkpointer.copy_bytes, session.updates.metrics()
+        return outcome(session.context, session.evaluator, session.meter, session.tracker, copy_bytes, left_out)
+
+
+def evaluate_start(session: Session) -> None:
+    """Evaluates the validation rows with `eval.eval_on_start`, unless the run goes on from a later step.
+
+    No callback hears of it, and it selects no best model. Every rank must call it.
+
+    Raises:
+        Interrupted: on every rank, if any rank received a stop signal; the next session evaluates again.
+    """
+    state = session.state
+    if not session.run.cfg.eval.eval_on_start or state.step > 0:
+        return
+    with session.abandoned_if_stopped():
+        result = session.evaluator.evaluate("validation")
+    if result is not None:
+        state.start_scores = dict(result.metrics)
+        scores = {f"eval_{name}": value for name, value in result.metrics.items()}
+        session.tracker.log({"step": 0, "epoch": 0.0, **scores})

@@ -22,7 +22,7 @@ _BY_INPUTS = (plans.ROWS, plans.SCATTERED_ROWS)
 
 
 class Cuts:
-    """Watches a model for what `toolkit.footprint.footprint.Footprint` says about splits.
+    """Watches a model for what `toolkit.footprint.simulate.Footprint` says about splits.
 
     Args:
         model: a model, before its forward pass.

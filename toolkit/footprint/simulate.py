@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from toolkit.api.batch import Batch, logits_at_labels
@@ -19,11 +20,7 @@ from toolkit.base.errors import ToolkitError
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.data.batching.budget import num_micro_batches
 from toolkit.footprint.cuts import Cuts
-from toolkit.footprint.footprint import Footprint
-from toolkit.footprint.layers import Layers
-from toolkit.footprint.ledger import Ledger, movable_fakes, without_memory
-from toolkit.footprint.stand_ins import OffloadedActivations, fused_attention
-from toolkit.footprint.values import UnknownValue, as_fake
+from toolkit.footprint.ledger import Ledger, UnknownValue, as_fake, movable_fakes, without_memory
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
 from toolkit.models.fast_dropout import FastDropout, is_chosen, use_fast_dropout
@@ -37,6 +34,167 @@ from toolkit.optim.state import state_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory in bytes and floating-point operations of one process's training step.
+
+    Args:
+        parameters: all weights; tied weights count once.
+        buffers: the model's buffers.
+        gradients: gradients of all trained weights.
+        optimizer_state: state of the optimizer (`toolkit.optim.state.state_bytes`).
+        copies: further copies of the weights: averages, anchors of local SGD.
+        weight_copies: weights in the mixed-precision type after the forward pass.
+        activations: tensors saved by the forward pass for the backward pass.
+        logits: outputs of the model and the loss.
+        batch: the micro-batches of a window; on a GPU only one, since the others wait in the CPU's memory.
+        working: other memory at the peak, such as gradients of activations or recomputed activations.
+        gradients_at_peak: gradients of weights that exist at the peak.
+        peak: largest memory during a step; less than the sum of the parts, because activations are freed while
+            gradients are created.
+        step_peak: largest memory during the optimizer's step.
+        trained: number of trained weights.
+        total: number of weights.
+        flops: floating-point operations of forward and backward pass of one micro-batch.
+        recomputed: part of `flops` that is recomputed.
+        rows: rows of the micro-batch.
+        layers: number of repeated layers, 0 if unknown.
+        layer_parameters: bytes of the largest layer, or of all weights without layers.
+        boundary: bytes of the largest output of a layer, 0 if unknown.
+        crossing: bytes of the outputs of all layers.
+        largest: bytes of the largest weight, whose state ZeRO-1 does not divide.
+        single_rows: bytes of the weights that have one row, and so cannot be sharded.
+        tensor_parameters: bytes of the weights that tensor parallelism splits, 0 if it has no plan for the model.
+        tensor_summed: bytes of the outputs and gradients that its processes sum in a micro-batch.
+        vocabulary_front: bytes of the embeddings that tensor parallelism splits by the vocabulary, 0 if there are none.
+        vocabulary_back: bytes of the output head that it splits likewise; tied weights count in both.
+        vocabulary_parameters: bytes of both, tied weights counted once.
+        vocabulary_summed: bytes of the outputs, gradients and losses that are then summed in a micro-batch.
+        vocabulary_rows: number of tokens of each.
+        stage_layers: bytes of the weights of each layer, if a pipeline can separate the layers.
+        stage_costs: multiplications of a token in each layer (`toolkit.distributed.pipeline.partition.Parts.costs`).
+        stage_front: bytes of the weights that the first stage needs besides its layers.
+        stage_back: bytes of the weights that the last stage needs besides its layers; tied weights count in both.
+    """
+
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer_state: int
+    copies: int
+    weight_copies: int
+    activations: int
+    logits: int
+    batch: int
+    working: int
+    gradients_at_peak: int
+    peak: int
+    step_peak: int
+    trained: int
+    total: int
+    flops: int
+    recomputed: int
+    rows: int
+    layers: int
+    layer_parameters: int
+    boundary: int
+    crossing: int
+    largest: int = 0
+    single_rows: int = 0
+    tensor_parameters: int = 0
+    tensor_summed: int = 0
+    vocabulary_front: int = 0
+    vocabulary_back: int = 0
+    vocabulary_parameters: int = 0
+    vocabulary_summed: int = 0
+    vocabulary_rows: Sequence[int] = ()
+    stage_layers: Sequence[int] = ()
+    stage_costs: Sequence[int] = ()
+    stage_front: int = 0
+    stage_back: int = 0
+
+    @property
+    def states(self) -> int:
+        """Bytes that are allocated between two steps."""
+        return self.parameters + self.buffers + self.optimizer_state + self.copies
+
+    @property
+    def passing(self) -> int:
+        """Bytes at the peak beyond `states`."""
+        return max(0, self.peak - self.states)
+
+
+SHARE = 0.2
+"""Lists of modules with less than this share of the weights of the largest list are not the model's layers."""
+
+
+class Layers:
+    """Records the sizes of the outputs of a model's repeated layers.
+
+    Attributes:
+        modules: the layers.
+        parameters: bytes of weights of the largest layer.
+        boundary: bytes of the largest output of a layer.
+        crossing: bytes of the outputs of all layers, each counted once.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
+        inner = {id(part) for parts in lists for part in parts.modules() if part is not parts}
+        outer = {id(parts): _bytes(parts) for parts in lists if id(parts) not in inner}
+        # The convolutions in front of speech and vision models are a list as well, but one with few weights.
+        largest = max(outer.values(), default=0)
+        self.modules = [layer for parts in lists if outer.get(id(parts), -1) >= SHARE * largest for layer in parts]
+        self.parameters, self.boundary, self.crossing = max(map(_bytes, self.modules), default=0), 0, 0
+        self._seen: set[int] = set()
+        for layer in self.modules:
+            layer.register_forward_hook(self._record)
+
+    def _record(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple) else output
+        if isinstance(first, Tensor) and id(module) not in self._seen:  # skips recomputations
+            self._seen.add(id(module))
+            self.boundary = max(self.boundary, first.numel() * first.element_size())
+            self.crossing += first.numel() * first.element_size()
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+
+
+class OffloadedActivations(saved_tensors_hooks):
+    """Drops saved tensors and allocates them again in the backward pass, like `toolkit.models.activations`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        resident = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+
+        def pack(tensor: Tensor) -> Any:
+            stays = tensor.untyped_storage()._cdata in resident
+            return tensor if stays else (tensor.shape, tensor.dtype, tensor.device)
+
+        def unpack(packed: Any) -> Tensor:
+            return packed if isinstance(packed, Tensor) else torch.empty(packed[0], dtype=packed[1], device=packed[2])
+
+        super().__init__(pack, unpack)
+
+
+@contextmanager
+def fused_attention() -> Iterator[None]:
+    """Runs `scaled_dot_product_attention` without dropout, since the CPU's fused kernel does not support it."""
+    attend = nn.functional.scaled_dot_product_attention
+
+    def fused(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+              is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+        return attend(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    nn.functional.scaled_dot_product_attention = fused
+    try:
+        yield
+    finally:
+        nn.functional.scaled_dot_product_attention = attend
+
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """Autocast types by mixed precision; fp8 multiplies in 8 bits, but keeps activations in bf16."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +15,102 @@ from toolkit.api.batch import BadRow, Processor, look_up
 from toolkit.api.random import RowRandom
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.modalities.augmentation import changes_pixels, erase, vary
 from toolkit.modalities.image_files import as_channels as as_channels
 from toolkit.modalities.image_files import decode as decode
 from toolkit.modalities.options import ImageOptions
-from toolkit.modalities.pixels import ERASED, resized, table
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from transformers import PreTrainedConfig
+
+
+VALUES = 256
+ERASED = VALUES
+"""Position in a table of the value of erased pixels: 0, the mean after normalisation."""
+PROBES = ((37, 61), (400, 300))
+"""Width and height of the images with which a processor is tried."""
+
+
+def resized(processor: Processor, images: list[Image]) -> np.ndarray:
+    """Returns images `[B, C, H, W]` as bytes, resized and cropped by a processor that has a table."""
+    made = processor(images=images, do_rescale=False, do_normalize=False, return_tensors="np")
+    pixels: np.ndarray = made["pixel_values"]
+    return pixels
+
+
+@lru_cache(maxsize=4)
+def table(processor: Processor) -> torch.Tensor | None:
+    """Returns the numbers of bytes, `[C, 257]` float32 with 0 for erased pixels.
+
+    None for processors whose numbers depend on more than one byte of the resized image: they are tried on noise.
+    """
+    channels = len(processor.image_mean)
+    ramp = np.arange(VALUES, dtype=np.uint8).reshape(16, 16)
+    try:
+        as_is = processor(images=[_image(ramp, channels)], do_resize=False, do_center_crop=False, return_tensors="pt")
+        numbers = as_is["pixel_values"].reshape(channels, VALUES)
+        found = torch.cat([numbers, torch.zeros(channels, 1)], dim=1)
+        generator = np.random.default_rng(0)
+        for width, height in PROBES:
+            noise = _image(generator.integers(0, VALUES, (height, width, channels), dtype=np.uint8), channels)
+            bytes_, whole = resized(processor, [noise]), processor(images=[noise], return_tensors="pt")["pixel_values"]
+            if bytes_.dtype != np.uint8 or not torch.equal(look_up(found, torch.from_numpy(bytes_)), whole):
+                return None
+    except Exception:  # processors of models' own code may refuse any of these arguments, with any error
+        return None
+    return found
+
+
+def _image(pixels: np.ndarray, channels: int) -> Image:
+    from PIL import Image
+
+    return Image.fromarray(pixels.squeeze()).convert("L" if channels == 1 else "RGB")
+
+
+ASPECT = (3 / 4, 4 / 3)
+ERASED_VALUE = (0.02, 0.33)
+
+
+def changes_pixels(options: ImageOptions) -> bool:
+    """Whether `vary` has an effect; it is applied to images as they are in their files, before resizing."""
+    return options.random_crop < 1 or options.horizontal_flip > 0 or options.color_jitter > 0
+
+
+def vary(image: Image, options: ImageOptions, generator: np.random.Generator) -> Image:
+    """Randomly crops, flips and colour-jitters an image."""
+    from PIL import Image, ImageEnhance
+
+    # All numbers are always drawn, so that one setting does not change the effect of another.
+    area, ratio, left, top, flip, *factors = generator.random(8)
+    if options.random_crop < 1:
+        part = options.random_crop + area * (1 - options.random_crop)
+        aspect = math.sqrt(math.exp(math.log(ASPECT[0]) + ratio * (math.log(ASPECT[1]) - math.log(ASPECT[0]))))
+        width = max(1, round(image.width * min(1.0, math.sqrt(part) * aspect)))
+        height = max(1, round(image.height * min(1.0, math.sqrt(part) / aspect)))
+        x, y = round(left * (image.width - width)), round(top * (image.height - height))
+        image = image.crop((x, y, x + width, y + height))
+    if flip < options.horizontal_flip:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if options.color_jitter:
+        enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+        for enhancer, factor in zip(enhancers, factors, strict=True):
+            image = enhancer(image).enhance(1 + options.color_jitter * (2 * factor - 1))
+    return image
+
+
+def erase(image: torch.Tensor, generator: np.random.Generator, probability: float, value: float) -> None:
+    """Sets a rectangle of an image `[C, H, W]` to a value, with a given probability."""
+    chance, area, ratio, left, top = generator.random(5)
+    if chance >= probability:
+        return
+    full_height, full_width = image.shape[-2:]
+    part = ERASED_VALUE[0] + area * (ERASED_VALUE[1] - ERASED_VALUE[0])
+    aspect = 0.3 ** (1 - 2 * ratio)  # aspect ratios from 0.3 to 1 / 0.3, as in the paper
+    height = min(full_height, max(1, round(full_height * math.sqrt(part * aspect))))
+    width = min(full_width, max(1, round(full_width * math.sqrt(part / aspect))))
+    y, x = round(top * (full_height - height)), round(left * (full_width - width))
+    image[:, y : y + height, x : x + width] = value
+
 
 AUTO_PROCESSOR = "AutoImageProcessor"
 DEFAULT_SIZE = 224

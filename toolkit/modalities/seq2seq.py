@@ -15,7 +15,7 @@ from toolkit.config.messages import nearest
 from toolkit.config.sections import ModelConfig
 from toolkit.data.batching.budget import multiple_of, padded_length
 from toolkit.modalities import text
-from toolkit.modalities.positions import too_long
+from toolkit.modalities.text import too_long
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase

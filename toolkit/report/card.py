@@ -15,8 +15,7 @@ from toolkit.config.sections import Config, DataConfig
 from toolkit.data.columns import used_columns
 from toolkit.document.render import line, table
 from toolkit.models.adapters import BASE
-from toolkit.report.scores import Scores
-from toolkit.report.text import base_name
+from toolkit.report.scores import Scores, base_name
 
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",

@@ -2,21 +2,146 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from toolkit.api.run import Run
 from toolkit.api.state import Milestones
 from toolkit.api.task import state_of
-from toolkit.base.files import write_bytes, write_json, write_text
+from toolkit.base.console import warn
+from toolkit.base.errors import InputError
+from toolkit.base.files import file_sha256, finite, kind_of, read_json, write_bytes, write_json, write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust, trust_run
+from toolkit.checkpoint.manifest import reason
 from toolkit.config import dump_config
 from toolkit.data.loading import CheckedRows
 from toolkit.data.table import write_bad_rows
-from toolkit.report.intact import BEFORE, forget, sealed
 from toolkit.system.environment import checkout, hardware, versions
+
+if TYPE_CHECKING:
+    from toolkit.api.run import Run
+
+
+MODEL = ("model/**/*",)
+"""Files of the model, without its card, which is meant to be edited."""
+RESULTS = ("predictions*.jsonl", "report.*", "curves.svg", "confusion_*.png")
+"""Files that are written after the model."""
+BEFORE = (
+    *("config.yaml", "metrics.jsonl", "uncommitted.diff", "bad_rows.jsonl", "processor/**/*", "base/**/*"),
+    *("snapshots/*", "system*.jsonl"),
+)
+"""Files that are written until then, and again by a session that resumes the run."""
+_SEAL = "sha256"
+
+
+def digests(folder: Path, patterns: Iterable[str]) -> dict[str, str]:
+    """Returns the sha256 of each file of a run that matches one of the patterns, by its path in the run's folder."""
+    card = RunFolder(folder).model_card
+    files = sorted(file for pattern in patterns for file in folder.glob(pattern) if file.is_file() and file != card)
+    return {file.relative_to(folder).as_posix(): file_sha256(file) for file in files}
+
+
+def forget(folder: Path, patterns: Iterable[str], entries: Collection[str] = ()) -> dict[str, Any]:
+    """Removes from `run.json` the sha256 of files that are about to be written again.
+
+    Call it before the first of them changes: a run that is killed in between is not finished, but not damaged either.
+
+    Args:
+        folder: the run's folder.
+        patterns: `MODEL`, `RESULTS` or `BEFORE`.
+        entries: further entries of `run.json` that do not hold any more.
+
+    Returns:
+        What `run.json` holds now; empty if there is none, or it is damaged.
+    """
+    file = RunFolder(folder).facts
+    anywhere = [pattern.replace("/**", "") for pattern in patterns]  # here, `*` also stands for folders
+    try:
+        facts = read_json(file)
+        known = facts.get("files", {})
+        files = {name: known[name] for name in known if not any(fnmatchcase(name, each) for each in anywhere)}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+    left = {name: value for name, value in facts.items() if name not in entries}
+    if "files" in left:
+        left["files"] = files
+    if left != facts:
+        left = sealed(left)
+        write_json(file, left)
+    return left
+
+
+def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of `run.json` with its own sha256."""
+    content = {name: value for name, value in facts.items() if name != _SEAL}
+    return {**content, _SEAL: _own_sha256(content)}
+
+
+def is_intact(facts: Mapping[str, Any]) -> bool:
+    """Whether the content of `run.json` is as it was written; that of an older version is taken to be."""
+    return _SEAL not in facts or facts[_SEAL] == sealed(facts)[_SEAL]
+
+
+def _own_sha256(content: Mapping[str, Any]) -> str:
+    as_read = json.loads(json.dumps(finite(content)))  # keys are strings
+    text = json.dumps(as_read, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def damaged(folder: Path, facts: Mapping[str, Any], within: str = "") -> list[str]:
+    """Returns what is wrong with the files of a finished run, one phrase for each file.
+
+    Args:
+        folder: the run's folder.
+        facts: content of its `run.json`; that of an older version has no checksums.
+        within: only files whose path begins with this.
+    """
+    problems = [] if is_intact(facts) else ["run.json is not as it was written (its sha256 differs)"]
+    written = facts.get("files", {})
+    if not isinstance(written, Mapping):
+        return [*problems, "run.json has no usable files"]
+    for name, expected in written.items():
+        if not name.startswith(within):
+            continue
+        file = folder / name
+        try:
+            if kind_of(file) != "file":
+                problems.append(f"{name} is missing")
+            elif file_sha256(file) != expected:
+                problems.append(f"{name} is not as it was written (its sha256 differs)")
+        except OSError as error:
+            problems.append(f"{name}: {reason(error)}")
+    return problems + [f"{name} is not of the run" for name in _added_to_model(folder, written)]
+
+
+def _added_to_model(folder: Path, written: Mapping[str, str]) -> list[str]:
+    """Returns which files in `model/` are not among those that were written there, if it is known which were."""
+    files = RunFolder(folder)
+    present = [path for path in files.model.rglob("*") if not path.is_dir() and path != files.model_card]
+    names = sorted(path.relative_to(folder).as_posix() for path in present)
+    known = any(name.startswith(f"{files.model.name}/") for name in written)
+    return [name for name in names if known and name not in written]
+
+
+def refuse_damaged_model(folder: Path) -> None:
+    """Refuses a finished run whose model or facts are not as they were written, and warns of changed settings.
+
+    Raises:
+        InputError: naming the files.
+    """
+    files = RunFolder(folder)
+    facts = read_json(files.facts)
+    if problems := damaged(folder, facts, "model/"):
+        raise InputError(f"{folder}: the model is damaged: {'; '.join(problems)}. `toolkit verify` checks all files")
+    expected = facts.get("files", {}).get(files.config.name)
+    if expected is not None and file_sha256(files.config) != expected:
+        warn(f"{files.config} is not as the run wrote it; its settings are used as they are now")
+
 
 MOST_DIFF_BYTES = 2**20
 

@@ -4,38 +4,86 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from toolkit.api.batch import Record
+from toolkit.api.exhibits import Exhibits
 from toolkit.api.run import FitResult, Run
 from toolkit.api.task import SupportsErrorRanking, SupportsReport, SupportsSamples
 from toolkit.base.console import LOGGER, counted, print_lines, print_table, say, shorten
 from toolkit.base.errors import Interrupted, RunError, ToolkitError
 from toolkit.base.files import disk_problem, read_json, write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
-from toolkit.document import render
-from toolkit.document.blocks import Gallery, Section
+from toolkit.document import plots, render
+from toolkit.document.blocks import Cell, Code, Figure, Gallery, Section, Table
 from toolkit.document.svg import sheet
 from toolkit.footprint.predict import predicted_parts
-from toolkit.metrics.score import Quality
+from toolkit.metrics.score import Quality, without_classes
 from toolkit.models.parts import count_parameters, saved_bytes
 from toolkit.models.save import push, save_model
-from toolkit.report import card, text
-from toolkit.report.examples import Examples
-from toolkit.report.exhibits import exhibits
-from toolkit.report.intact import BEFORE, MODEL, RESULTS, digests, forget, sealed
-from toolkit.report.memory import holds_all
-from toolkit.report.scores import Scores, prefix_of, quality_of
-from toolkit.report.sections import Outcome, lead, sections
+from toolkit.report import card
+from toolkit.report.curves import charts
+from toolkit.report.examples import Examples, Worst
+from toolkit.report.facts import BEFORE, MODEL, RESULTS, digests, forget, sealed
+from toolkit.report.scores import Scores, described, measurements, prefix_of, quality_of
+from toolkit.report.sections import EXAMPLES, SAMPLES, WORST, Outcome, holds_all, lead, sections
 from toolkit.report.system import asked_rows
-from toolkit.report.worst import Worst
 from toolkit.system.phases import named_seconds
 from toolkit.tracking.jsonl import read_metrics
+
+
+def exhibits(run: Run, outcome: Outcome, parts: Sequence[Section], page: str) -> Exhibits:
+    """Returns what trackers show of a finished run.
+
+    Args:
+        run: the run.
+        outcome: its results.
+        parts: the sections of its report.
+        page: the report as HTML.
+    """
+    history = [without_classes(line, run.task.scores) for line in outcome.history]
+    drawn = [(chart.title, chart.label, chart.lines) for chart in charts(history, run.best.name)]
+    return Exhibits(
+        step=outcome.result.steps,
+        results=outcome.figures,
+        pictures=({"Curves": plots.curves(drawn)} if drawn else {}) | dict(_pictures(parts)),
+        tables={part.title: table for part in parts for table in _tables(part)},
+        page=page,
+    )
+
+
+def _pictures(parts: Sequence[Section]) -> Iterator[tuple[str, bytes]]:
+    """Yields the pictures of a report, and the tables with shades, which are confusion matrices, as pictures."""
+    for part in parts:
+        for block in part.blocks:
+            if isinstance(block, Figure) and block.png:
+                yield part.title, block.png
+            elif isinstance(block, Table) and (counts := _shaded(block)) is not None:
+                yield part.title, plots.confusion(counts, block.header[1:])
+
+
+def _shaded(table: Table) -> np.ndarray | None:
+    """Returns the values of a table whose cells, after the first of each row, all have a shade; otherwise None."""
+    cells = [cell for _, *row in table.rows for cell in row]
+    if not cells or not all(isinstance(cell, Cell) and cell.shade is not None for cell in cells):
+        return None
+    return np.array([cell.value for cell in cells]).reshape(len(table.rows), -1)
+
+
+def _tables(part: Section) -> Iterator[Table]:
+    """Yields the predictions, or the generated texts, of a section."""
+    if part.title in (WORST, EXAMPLES):
+        yield from (block for block in part.blocks if isinstance(block, Table))
+    if part.title == SAMPLES:
+        yield Table(["sample"], [[block.text] for block in part.blocks if isinstance(block, Code)])
+
 
 SHOWN_EXAMPLES = 3
 """Number of predictions in the summary."""
@@ -207,12 +255,12 @@ def show(run: Run, result: FitResult, shown: Shown) -> None:
     best = "" if result.best_step in (None, result.steps) else f", best at step {result.best_step:,}"
     print_table(
         f"{run.output_dir.name}: {counted(result.steps, 'step')}{best}",
-        scores.lines() | text.measurements(result) | asked_rows(result.figures, run.system.source, run.cfg),
+        scores.lines() | measurements(result) | asked_rows(result.figures, run.system.source, run.cfg),
     )
     for hint in scores.hints:
         say(hint)
     if shown.examples:
-        lines = [text.described(run.task.describe(record)) for _, record in shown.examples.chosen(SHOWN_EXAMPLES)]
+        lines = [described(run.task.describe(record)) for _, record in shown.examples.chosen(SHOWN_EXAMPLES)]
         print_lines("Predictions on rows that were not used for training", lines)
     if shown.samples:
         print_lines("Samples", map(shorten, shown.samples))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -13,9 +15,34 @@ from toolkit.base.console import format_value
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import kind_of, read_json
 from toolkit.base.run_folder import RunFolder
+from toolkit.checkpoint.state import FREE
+from toolkit.config import flatten
+from toolkit.config.sections import Config
 from toolkit.config.source import read_file as read_settings
-from toolkit.metrics.measured import MEASURED
-from toolkit.report.intact import is_intact
+from toolkit.metrics.score import Score
+from toolkit.report.facts import is_intact
+from toolkit.system.phases import OTHER, PHASES, PREFIX
+
+MEASURED: dict[str, Score] = {
+    score.name: score
+    for score in (
+        Score("train_seconds", greater_is_better=False, unit="s"),
+        Score("train_items_per_second", unit="1/s"),
+        Score("interval_items_per_second", unit="1/s"),
+        Score("peak_memory_bytes", greater_is_better=False, unit="B"),
+        Score("optimizer_state_bytes", greater_is_better=False, unit="B"),
+        Score("exchange_bytes", greater_is_better=False, unit="B"),
+        *(Score(f"{PREFIX}{phase}", greater_is_better=False, unit="s") for phase in (*PHASES, OTHER)),
+        Score("run_seconds", greater_is_better=False, unit="s"),
+        Score("energy_wh", greater_is_better=False, unit="Wh"),
+        Score("co2_grams", greater_is_better=False, unit="g"),
+        Score("cost", greater_is_better=False),
+        Score("target_seconds", greater_is_better=False, unit="s"),
+        Score("target_energy_wh", greater_is_better=False, unit="Wh"),
+    )
+}
+"""The measured figures, by their names in `metrics.jsonl` and `run.json`."""
+
 
 SECTIONS = ("setting", "data", "version", "machine", "result")
 """Parts of a run that are compared, from cause to effect."""
@@ -204,3 +231,15 @@ def differences(one: Record, other: Record) -> list[Difference]:
             if left.get(name) != right.get(name) and not (section == "result" and name in MEASURED)
         ]
     return found
+
+
+def config_hash(cfg: Config) -> str:
+    """Returns the hash that names a configuration's certificates; it ignores the seed and settings of a single run."""
+    free = (*FREE, "seed", "data.max_train_samples")
+    kept = {k: v for k, v in flatten(cfg).items() if not any(fnmatchcase(k, pattern) for pattern in free)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def folder_of(cfg: Config) -> Path:
+    """Returns the folder of a configuration's newest certificate, next to the output folders of its runs."""
+    return Path(cfg.output_dir).absolute().parent / "certificates" / config_hash(cfg)

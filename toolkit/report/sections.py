@@ -13,21 +13,133 @@ from toolkit.api.batch import Record
 from toolkit.api.run import FitResult, Run
 from toolkit.api.task import SupportsThumbnails
 from toolkit.base.console import counted, format_bytes, format_duration, format_value, shorten
+from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.describe import Change, changes
 from toolkit.config.keys import to_yaml
-from toolkit.document.blocks import Block, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
+from toolkit.config.sections import Config
+from toolkit.document.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
 from toolkit.metrics.score import without_classes
-from toolkit.report.certificate import state_of
 from toolkit.report.curves import History, curves
-from toolkit.report.examples import Example
-from toolkit.report.memory import memory_section
-from toolkit.report.phases import time_section
-from toolkit.report.scores import Scores
+from toolkit.report.examples import Example, Worst
+from toolkit.report.runs import folder_of
+from toolkit.report.scores import Scores, base_name, readable
 from toolkit.report.system import cost_blocks, samples_of, system_blocks
-from toolkit.report.text import base_name, readable
-from toolkit.report.worst import Worst
-from toolkit.system.phases import PREFIX
+from toolkit.system.memory import MEMORY, MemoryUse
+from toolkit.system.phases import OTHER, PHASES, PREFIX
+
+PASSING = ("rest", "train_peak")
+"""Parts of `MEMORY` that exist during a step only; on a CPU they are measured as memory of the process."""
+
+
+def holds_all(run: Run) -> bool:
+    """Returns whether each process holds the complete model and optimizer, of which the memory is predicted."""
+    return not run.mesh.is_split and run.cfg.parallel.zero_stage is None
+
+
+def memory_section(run: Run, memory: MemoryUse, predicted: Mapping[str, int] | None) -> list[Block]:
+    """Returns the content of the section: `memory_table`, and what cannot be compared."""
+    notes = []
+    if not holds_all(run):
+        notes.append("The model or its optimizer is split over the processes; no prediction is shown for that.")
+    elif predicted is not None and run.accelerator.device.type == "cpu":
+        notes.append(
+            "On a CPU, activations are measured as memory of the process, which includes what libraries allocate and "
+            "keep; they are predicted as tensors only, so no ratio is shown."
+        )
+    return [*memory_table(memory, predicted, run.accelerator.device.type), *map(Text, notes)]
+
+
+def memory_table(memory: MemoryUse, predicted: Mapping[str, int] | None = None, device: str = "cuda") -> list[Block]:
+    """Returns a table of measured and predicted memory by part.
+
+    Args:
+        memory: measured bytes.
+        predicted: predicted bytes by the names of `MEMORY`, may be incomplete; None without a prediction.
+        device: type of the device.
+    """
+    rows: list[list[Any]] = []
+    for part, words in MEMORY.items():
+        count = getattr(memory, part)
+        row: list[Any] = [words, _bytes(count)]
+        if predicted is not None:
+            guess = predicted.get(part)
+            compared = guess is not None and count and (device != "cpu" or part not in PASSING)
+            row += [None if guess is None else _bytes(guess), guess / count if compared else None]
+        rows.append(row)
+    header = ["part", "measured", *(["predicted", "predicted / measured"] if predicted is not None else [])]
+    return [
+        Text(
+            f"Memory of the main process above the {format_bytes(memory.baseline)} in use before the model was "
+            f"built; its peak was {format_bytes(memory.peak)} in total, including evaluations and rows."
+        ),
+        Table(header, rows),
+    ]
+
+
+def _bytes(count: int) -> Cell:
+    return Cell(format_bytes(count), count)
+
+
+MEANINGS = {**PHASES, OTHER: "all else, for instance the code between these phases"}
+"""The phases, and what the report says about them."""
+ON_GPUS = (
+    "The clock is that of the CPU, which hands work over to the GPU and goes on. So forward, backward and update are "
+    "the time to hand it over, and the wait for the GPU is in clip, where the norm of the gradient is read. "
+    "`toolkit profile` waits for the GPU after each phase."
+)
+
+
+def time_section(run: Run, seconds: Mapping[str, float]) -> list[Block]:
+    """Returns the content of the section: `time_table`, and what the numbers do not show."""
+    table = time_table(seconds)
+    if table is None:
+        return []
+    notes = []
+    if run.mesh.size > 1:
+        notes = ["Times are those of the main process.", run.strategy.hidden_exchange]
+    if run.accelerator.device.type != "cpu":
+        notes.append(ON_GPUS)
+    about = "Time since training was started or resumed, until the model was complete."
+    return [Text(about), table, *(Text(note) for note in notes if note)]
+
+
+def time_table(seconds: Mapping[str, float]) -> Table | None:
+    """Returns a table of the phases that took time, in the order of a step; None if none did.
+
+    Args:
+        seconds: seconds by phase.
+    """
+    total = sum(seconds.values())
+    rows: list[list[Any]] = [
+        [name, Cell(format_duration(seconds[name]), seconds[name]), share_cell(seconds[name] / total), meaning]
+        for name, meaning in MEANINGS.items()
+        if seconds.get(name)
+    ]
+    return Table(["phase", "time", "share", "what it is"], rows, sortable=True) if rows else None
+
+
+def share_cell(share: float) -> Cell:
+    """Returns a share of a whole as a cell, shaded by its size."""
+    return Cell(f"{share:.1%}", share, shade=share)
+
+
+CERTIFICATE = "certificate.json"
+"""File name of a certificate."""
+
+
+def state_of(cfg: Config) -> str:
+    """Returns one sentence about the newest certificate of a configuration, for a run's report."""
+    file = folder_of(cfg) / CERTIFICATE
+    try:
+        found = read_json(file)
+        verdicts = ", ".join(f"{c['name']} {c['verdict']}" for c in found["certificates"])
+        return f"{verdicts} ({found['written'][:10]}, finetune-toolkit {found['versions']['finetune-toolkit']})"
+    except FileNotFoundError:
+        return "none for this configuration; create one with `toolkit certify`"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{file} cannot be read; create a new one with `toolkit certify`"
+
 
 SIZES = {
     *("train.per_device_train_batch_size", "train.num_train_epochs", "train.max_steps", "train.learning_rate"),

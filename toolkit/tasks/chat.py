@@ -13,7 +13,7 @@ from toolkit.base.console import shorten
 from toolkit.base.errors import DataError, InputError
 from toolkit.tasks.blocks import separators
 from toolkit.tasks.generation import continue_text, continue_tokens
-from toolkit.tasks.values import checked_text
+from toolkit.tasks.records import checked_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import BadRow, ExcludedRow
 from toolkit.config.messages import show
 from toolkit.data.keys import plain_number
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def label_text(value: Any) -> str:
@@ -82,3 +85,10 @@ def map_notes(counts: Mapping[str, int], label_map: Mapping[str, str | None]) ->
 def _names(label_map: Mapping[str, str | None]) -> list[str]:
     """Returns the different names in `task.label_map`."""
     return list(dict.fromkeys(name for name in label_map.values() if name is not None))
+
+
+def set_labels(config: PreTrainedConfig, labels: Sequence[str], problem_type: Any) -> None:
+    """Writes the names of the logits and the problem type into a model's configuration."""
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+    config.problem_type = problem_type

@@ -6,13 +6,226 @@ Windows come from `windows`: position 0 means "no answer here", and padding is o
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+from toolkit.api.batch import IGNORE_INDEX, BadRow
+from toolkit.base.errors import InputError
+from toolkit.modalities.text import encode_with_overflow
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+
+Answers = dict[str, list[Any]]
+"""Gold answers of a question: `text` and `answer_start` (characters into the context), one entry per answer."""
+
+
+def check_answer(row: Mapping[str, Any]) -> tuple[Answers, bool]:
+    """Checks the gold answers of a row against its context.
+
+    Args:
+        row: `context` and `answers` with equally long lists `text` and `answer_start`; empty lists mean "no answer".
+
+    Returns:
+        The answers without surrounding blanks (starts moved along), and whether there were such blanks.
+
+    Raises:
+        BadRow: if an answer is not at its start in the context, or the answers are not of that form.
+    """
+    answers = row["answers"]
+    if not isinstance(answers, Mapping) or not all(
+        isinstance(answers.get(key), list) for key in ("text", "answer_start")
+    ):
+        raise BadRow(f"answers must hold the lists text and answer_start, got {_short(answers)}")
+    texts, starts = answers["text"], answers["answer_start"]
+    if len(texts) != len(starts):
+        raise BadRow(f"answers have {len(texts)} text but {len(starts)} answer_start entries")
+    checked = [_check_text(row["context"], text, start) for text, start in zip(texts, starts, strict=True)]
+    clean: Answers = {"text": [text for text, _ in checked], "answer_start": [start for _, start in checked]}
+    return clean, bool(clean["text"] != texts)
+
+
+def encode_windows(
+    rows: Mapping[str, Sequence[Any]],
+    tokenizer: Any,
+    max_length: int,
+    doc_stride: int,
+    labelled: bool,
+) -> dict[str, list[Any]]:
+    """Tokenises questions with their contexts, in as many windows as each needs; nothing is padded.
+
+    Args:
+        rows: columns `question` and `context` and, where `labelled`, `answers` as `check_answer` returns them.
+        tokenizer: a fast tokenizer.
+        max_length: most tokens in a window.
+        doc_stride: tokens of context that neighbouring windows share.
+        labelled: whether to label the windows with the first gold answer.
+
+    Returns:
+        One entry per window in each of: `input_ids`, `attention_mask`, `token_type_ids` (if the tokenizer gives
+        them), `length` (tokens), `example` (the row's position in `rows`), `offsets` (`[start, end, start, end, ...]`:
+        the characters of the context that each token stands for, -1 -1 outside the context) and `start`, `end`
+        (tokens of the answer, inclusive; 0 0 in windows that do not hold all of it; `IGNORE_INDEX` without labels).
+
+    Raises:
+        InputError: if the tokenizer is not fast, `max_length` leaves no room for the context, or the context begins
+            at position 0.
+    """
+    questions = _fit_questions(rows["question"], tokenizer, _question_limit(tokenizer, max_length, doc_stride))
+    context_first = tokenizer.padding_side == "left"
+    encoded = _encode_pairs(questions, list(rows["context"]), tokenizer, max_length, doc_stride, context_first)
+    owners = encoded["overflow_to_sample_mapping"]
+    contexts = [_context(window, 0 if context_first else 1) for window in encoded.encodings]
+    if context_first and any(context.start == 0 and len(context) for context in contexts):
+        raise InputError(
+            f"{type(tokenizer).__name__} puts the context first, with no token before it, so position 0, which stands "
+            'for "no answer", is a word of the context; use a model whose tokenizer begins with a special token'
+        )
+    offsets = [_offsets(*pair) for pair in zip(encoded["offset_mapping"], contexts, strict=True)]
+    labels = _labels(offsets, contexts, owners, rows["answers"] if labelled else [None] * len(questions))
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return {
+        **{name: encoded[name] for name in names if name in encoded},
+        "length": [len(ids) for ids in encoded["input_ids"]],
+        "example": owners,
+        "offsets": offsets,
+        "start": [start for start, _ in labels],
+        "end": [end for _, end in labels],
+    }
+
+
+def _check_text(context: str, text: Any, start: Any) -> tuple[str, int]:
+    if not isinstance(text, str) or not text.strip():
+        raise BadRow(f"an answer's text must be text that is not empty, got {_short(text)}")
+    if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < len(context):
+        raise BadRow(
+            f"answer_start of answer {_short(text)} must be a whole number from 0 to {len(context) - 1} "
+            f"(the context has {len(context)} characters), got {_short(start)}"
+        )
+    stripped = text.strip()
+    shifted = start + len(text) - len(text.lstrip())
+    # The start may count from the text as it stands, or from the text without its blanks.
+    places = (shifted, start) if context.startswith(text, start) else (start, shifted)
+    for place in places:
+        if context.startswith(stripped, place):
+            return stripped, place
+    raise BadRow(
+        f"answer {_short(text)} is not at answer_start {start} (there: {_short(context[start : start + len(text)])})"
+    )
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:76]}...{shown[-1]}"
+
+
+def _question_limit(tokenizer: Any, max_length: int, doc_stride: int) -> int:
+    """Most tokens of a question: a quarter of what is left beside `doc_stride` stays for new context."""
+    if not tokenizer.is_fast:
+        raise InputError(
+            f"{type(tokenizer).__name__} cannot tell which characters a token stands for, which extractive question "
+            "answering needs; use a model that has a fast tokenizer"
+        )
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    room = max_length - special - doc_stride
+    if room < 2:
+        raise InputError(
+            f"task.max_length {max_length} leaves no room for new context in a window: {special} special tokens and "
+            f"task.doc_stride {doc_stride} take {special + doc_stride} of it; raise max_length or lower doc_stride"
+        )
+    return int(room - max(1, room // 4))
+
+
+def _fit_questions(questions: Sequence[str], tokenizer: Any, limit: int) -> list[str]:
+    """Questions without leading blanks (some are padded with many), cut to `limit` tokens."""
+
+    def measure(texts: list[str]) -> list[list[tuple[int, int]]]:
+        encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return encoded["offset_mapping"]
+
+    fitted = [question.lstrip() for question in questions]
+    for i, offsets in enumerate(measure(fitted)):
+        # A shorter text may split into other tokens, so it is measured again after each cut.
+        while len(offsets) > limit and fitted[i]:
+            fitted[i] = fitted[i][: min(offsets[limit][0], len(fitted[i]) - 1)]
+            offsets = measure([fitted[i]])[0]
+    return fitted
+
+
+def _encode_pairs(
+    questions: list[str], contexts: list[str], tokenizer: Any, max_length: int, doc_stride: int, context_first: bool
+) -> Any:
+    return encode_with_overflow(
+        tokenizer,
+        *((contexts, questions) if context_first else (questions, contexts)),
+        truncation="only_first" if context_first else "only_second",
+        max_length=max_length,
+        stride=doc_stride,
+        padding=False,
+        return_attention_mask=True,
+    )
+
+
+def _context(window: Any, side: int) -> range:
+    """Returns the tokens of the context, which is side 0 or 1 of the pair."""
+    sides = window.sequence_ids
+    first = sides.index(side) if side in sides else 0
+    return range(first, first + sides.count(side))
+
+
+def _offsets(offsets: list[tuple[int, int]], context: range) -> list[int]:
+    """Returns the offsets of a window one after the other, -1 outside the context."""
+    inside = chain.from_iterable(offsets[context.start : context.stop])
+    return [*[-1] * (2 * context.start), *inside, *[-1] * (2 * (len(offsets) - context.stop))]
+
+
+def _labels(
+    offsets: Sequence[Sequence[int]],
+    contexts: Sequence[range],
+    owners: Sequence[int],
+    answers: Sequence[Answers | None],
+) -> list[tuple[int, int]]:
+    """Start and end token of each window's label.
+
+    A tokenizer may drop characters at the answer's edges, so what a window must hold is not the answer's own
+    characters but the widest stretch of them that the example's windows have tokens for.
+    """
+    found = [_overlap(flat, part, answers[own]) for flat, part, own in zip(offsets, contexts, owners, strict=True)]
+    widest: dict[int, tuple[int, int]] = {}
+    for owner, overlap in zip(owners, found, strict=True):
+        if overlap:
+            low, high = widest.get(owner, overlap[1])
+            widest[owner] = (min(low, overlap[1][0]), max(high, overlap[1][1]))
+    labels = []
+    for owner, overlap in zip(owners, found, strict=True):
+        if answers[owner] is None:
+            labels.append((IGNORE_INDEX, IGNORE_INDEX))
+        else:
+            labels.append(overlap[0] if overlap and overlap[1] == widest[owner] else (0, 0))
+    return labels
+
+
+def _overlap(
+    flat: Sequence[int], context: range, answers: Answers | None
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """First and last token that share characters with the first gold answer, and the characters that they span."""
+    if not answers or not answers["text"]:
+        return None
+    start = answers["answer_start"][0]
+    end = start + len(answers["text"][0])
+    # Characters do not go back from one token to the next.
+    first = bisect_right(context, start, key=lambda token: flat[2 * token + 1])
+    last = bisect_left(context, end, key=lambda token: flat[2 * token]) - 1
+    if first > last:
+        return None
+    low, high = context[first], context[last]
+    return (low, high), (flat[2 * low], flat[2 * high + 1])
+
 
 Span = tuple[float, int, int]
 """Score, first character and end (exclusive) of a span of the context."""

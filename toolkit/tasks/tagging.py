@@ -15,8 +15,7 @@ from toolkit.api.batch import IGNORE_INDEX, BadRow, Predictions, Record
 from toolkit.base.console import shorten
 from toolkit.base.errors import InputError
 from toolkit.metrics.entities import entities
-from toolkit.modalities.overflow import encode_with_overflow
-from toolkit.modalities.text import MODEL_INPUTS
+from toolkit.modalities.text import MODEL_INPUTS, encode_with_overflow
 
 if TYPE_CHECKING:
     from datasets import Dataset

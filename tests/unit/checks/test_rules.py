@@ -10,10 +10,10 @@ import pytest
 
 from toolkit.base.errors import ConfigError
 from toolkit.checks.rules import RULES
+from toolkit.checks.rules.parallel import REFUSED_LAUNCHES
 from toolkit.config import STRICT, Config, TrainConfig, load_config
 from toolkit.config.paths import ARCHIVES, FILE_FORMATS
 from toolkit.data.sources import READERS
-from toolkit.distributed.rules import REFUSED_LAUNCHES
 
 
 @dataclass(frozen=True, kw_only=True)

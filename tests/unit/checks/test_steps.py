@@ -10,7 +10,7 @@ from runs import ROOT, train
 from toolkit.api.run import Checkpoint
 from toolkit.api.state import Milestones
 from toolkit.base.errors import ConfigError
-from toolkit.checks.steps import refuse_wrong_steps
+from toolkit.checks.run import refuse_wrong_steps
 from toolkit.config import Config
 from toolkit.recipe import load_settings, load_task_type
 

@@ -19,9 +19,8 @@ from toolkit.base.console import format_bytes
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.commands.cli import main
 from toolkit.config.sections import ModelConfig, ParallelConfig
-from toolkit.footprint.footprint import Footprint
-from toolkit.footprint.rows import stretched, with_rows
-from toolkit.footprint.simulate import simulate
+from toolkit.footprint.predict import stretched, with_rows
+from toolkit.footprint.simulate import Footprint, simulate
 from toolkit.lab.plan import report
 from toolkit.lab.plan.estimates import Estimate, estimated
 from toolkit.lab.plan.fit import smallest_fit

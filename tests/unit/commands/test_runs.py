@@ -17,7 +17,7 @@ from toolkit.base.trust import trust, trust_run
 from toolkit.commands import compare
 from toolkit.commands.cli import main
 from toolkit.report import facts
-from toolkit.report.intact import MODEL, digests, sealed
+from toolkit.report.facts import MODEL, digests, sealed
 from toolkit.system.environment import Checkout
 
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=8", "eval.eval_steps=null")

@@ -99,7 +99,7 @@ def test_a_failure_of_the_machine_is_no_bad_row(modality, name, failure, tmp_pat
         raise failure
 
     with monkeypatch.context() as patched:
-        for place in ("image_files", "sound"):
+        for place in ("image_files", "audio_files"):
             patched.setattr(f"toolkit.modalities.{place}.open_file", failing)
         with pytest.raises(DataError, match=rf"^{name}.*(could not be read|not enough memory)"):
             modality.check(file, Options())

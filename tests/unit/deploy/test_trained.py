@@ -26,7 +26,7 @@ import toolkit
 from toolkit.base.errors import InputError
 from toolkit.base.trust import trust
 from toolkit.recipe import load_task_type
-from toolkit.report.intact import sealed
+from toolkit.report.facts import sealed
 
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
 FEW = (*TINY, "train.max_steps=2", "data.max_train_samples=24", "data.max_eval_samples=9", "eval.eval_steps=1")

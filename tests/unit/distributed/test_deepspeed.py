@@ -10,9 +10,9 @@ from torch import nn
 
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ConfigError
+from toolkit.checks import run
 from toolkit.config.sections import TrainConfig
 from toolkit.config.train import ParallelConfig
-from toolkit.distributed import deepspeed_rules
 from toolkit.distributed.strategies import strategy_type
 from toolkit.distributed.strategies.deepspeed import LARGEST_BUCKET, DeepSpeed, engine_config
 
@@ -26,13 +26,13 @@ def settings(stage: int, offload: bool = False) -> SimpleNamespace:
 
 
 def test_a_missing_library_names_the_extra(monkeypatch) -> None:
-    monkeypatch.setattr(deepspeed_rules, "find_spec", lambda name: None)
-    (problem,) = deepspeed_rules.deepspeed_problems(settings(2))
+    monkeypatch.setattr("toolkit.checks.run.find_spec", lambda name: None)
+    (problem,) = run.deepspeed_problems(settings(2))
     assert problem.startswith("parallel.backend: received 'deepspeed'")
     assert "finetune-toolkit[deepspeed]" in problem
     torch_only = settings(2)
     torch_only.parallel = replace(torch_only.parallel, backend="torch")
-    assert deepspeed_rules.deepspeed_problems(torch_only) == []
+    assert run.deepspeed_problems(torch_only) == []
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

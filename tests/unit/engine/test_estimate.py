@@ -16,7 +16,8 @@ from toolkit.base.console import format_duration, log_to_console
 from toolkit.base.errors import CheckpointError
 from toolkit.config.sections import CheckpointConfig, ModelConfig, TrainConfig, TrainerConfig
 from toolkit.config.train import ParallelConfig
-from toolkit.engine.estimate import TimeEstimate, refuse_full_disk
+from toolkit.engine.checkpointing import refuse_full_disk
+from toolkit.engine.meter import TimeEstimate
 
 FEW = ("data.max_train_samples=16", "data.max_eval_samples=4", "eval.eval_steps=null")
 

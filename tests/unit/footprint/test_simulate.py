@@ -15,10 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from toolkit.base.errors import InputError
 from toolkit.engine import fit
-from toolkit.footprint.ledger import without_memory
+from toolkit.footprint.ledger import as_fake, without_memory
 from toolkit.footprint.predict import predicted
 from toolkit.footprint.simulate import simulate
-from toolkit.footprint.values import as_fake
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import state_bytes

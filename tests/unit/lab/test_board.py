@@ -16,7 +16,7 @@ from toolkit.base.errors import InputError
 from toolkit.lab.board import columns, page
 from toolkit.lab.board.entry import Entry, entry_of
 from toolkit.lab.board.where import chosen
-from toolkit.report.intact import sealed
+from toolkit.report.facts import sealed
 from toolkit.report.runs import find_records
 
 FACTS = {

@@ -26,7 +26,8 @@ from toolkit.lab.certify.certificate import FAILED, OK, OPEN
 from toolkit.lab.certify.strategy import strategies_of
 from toolkit.lab.certify.trainings import Training, outcome_file, refuse_wrong_trainings
 from toolkit.recipe import load_settings, load_task_type
-from toolkit.report.certificate import folder_of, state_of
+from toolkit.report.runs import folder_of
+from toolkit.report.sections import state_of
 
 SMOKES = sorted((ROOT / "recipes/configs").glob("*/smoke*.yaml"))
 STEPS = 4

@@ -49,7 +49,7 @@ def started(tmp_path, monkeypatch):
     """Returns a function that runs the command with stand-ins for trainings, the nth of which fails."""
     from dataclasses import fields
 
-    from toolkit.footprint.footprint import Footprint
+    from toolkit.footprint.simulate import Footprint
 
     log, worker = tmp_path / "log", tmp_path / "worker.py"
     log.touch()

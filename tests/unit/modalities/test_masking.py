@@ -12,8 +12,7 @@ from transformers import Wav2Vec2Config, WhisperFeatureExtractor
 
 from toolkit.api.random import RowRandom
 from toolkit.base.errors import ConfigError
-from toolkit.modalities.audio_models import check_model
-from toolkit.modalities.masking import masked, masked_rows
+from toolkit.modalities.audio import check_model, masked, masked_rows
 from toolkit.modalities.options import AudioOptions
 
 CLIP = np.arange(1, 40 * 20 + 1, dtype=np.float64).reshape(40, 20)

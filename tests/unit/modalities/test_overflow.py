@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from toolkit.base.errors import InputError
-from toolkit.modalities.overflow import _keeps_all_windows, encode_with_overflow
+from toolkit.modalities.text import _keeps_all_windows, encode_with_overflow
 
 
 @pytest.fixture

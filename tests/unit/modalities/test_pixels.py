@@ -20,9 +20,9 @@ from transformers import (
 from toolkit.api.batch import looked_up, to_device
 from toolkit.api.random import RowRandom
 from toolkit.modalities import image
+from toolkit.modalities.image import table
 from toolkit.modalities.image_files import as_channels, decode
 from toolkit.modalities.options import ImageOptions
-from toolkit.modalities.pixels import table
 
 COLOURS = ([0.48, 0.45, 0.40], [0.26, 0.27, 0.28])
 PROCESSORS = {

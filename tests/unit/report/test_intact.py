@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from toolkit.report.intact import BEFORE, MODEL, RESULTS, forget, is_intact, sealed
+from toolkit.report.facts import BEFORE, MODEL, RESULTS, forget, is_intact, sealed
 
 
 def test_a_changed_value_breaks_the_seal_and_another_form_of_the_same_does_not():

@@ -11,7 +11,7 @@ from toolkit.base.package import import_object
 from toolkit.distributed.strategies import STRATEGIES
 from toolkit.distributed.strategies.ddp import DataParallel
 from toolkit.distributed.strategies.local_sgd import LocalSGD
-from toolkit.report.phases import ON_GPUS, time_section, time_table
+from toolkit.report.sections import ON_GPUS, time_section, time_table
 
 SECONDS = {"fetch": 1.0, "forward": 3.0, "exchange": 0.0, "other": 4.0}
 

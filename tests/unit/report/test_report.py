@@ -17,8 +17,8 @@ from runs import ROOT, predictions, train
 from toolkit.config.describe import changes
 from toolkit.document.blocks import shown
 from toolkit.recipe import load_settings, load_task_type
-from toolkit.report import curves, worst
-from toolkit.report.memory import memory_table
+from toolkit.report import curves, examples
+from toolkit.report.sections import memory_table
 from toolkit.system.memory import MemoryUse
 
 NASTY = "<script>alert(1)</script> & \"quoted\" | 'and' `ticks` <img src=x>"
@@ -113,7 +113,7 @@ def test_the_worst_errors_are_the_surest_wrong_ones(folder: Path, page: str) -> 
         if record["prediction"] != record["label"]
     ]
     assert wrong
-    expected = sorted(wrong, key=lambda each: -each[0])[: worst.SHOWN]
+    expected = sorted(wrong, key=lambda each: -each[0])[: examples.SHOWN]
     assert [int(row[0]) for row in rows] == [line for _, line in expected]
     assert [row[1] for row in rows] == [shown(score) for score, _ in expected]
     assert rows[0][2].startswith("<script>alert(1)</script> &")
@@ -197,13 +197,13 @@ class Plain:
 
 
 def test_only_the_worst_are_kept_and_equal_ones_in_order() -> None:
-    seen = worst.Worst(Plain())
+    seen = examples.Worst(Plain())
     errors = [None, *((float(i % 500), 1.0) for i in range(1000)), (499.0, 2.0)]
     for line, error in enumerate(errors, start=1):
         seen.see(line, {"error": error})
     found = seen.found()
     assert [wrong.line for wrong in found[:4]] == [1002, 501, 1001, 500]
-    assert len(found) == worst.SHOWN
+    assert len(found) == examples.SHOWN
 
 
 QA = {"question": "?", "prediction_text": "a red fox", "score": 0.25}

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from toolkit.api.batch import IGNORE_INDEX, BadRow
 from toolkit.base.errors import InputError
-from toolkit.tasks.windows import check_answer, encode_windows
+from toolkit.tasks.spans import check_answer, encode_windows
 
 CONTEXT = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu"
 QUESTION = "which letter follows alpha"

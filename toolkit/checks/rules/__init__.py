@@ -7,7 +7,6 @@ from collections import Counter
 from toolkit.checks.rules import data, model, optim, parallel, train
 from toolkit.config.problems import Rule, only_if
 from toolkit.config.sections import Config, TrackingConfig, TrainerConfig
-from toolkit.distributed import deepspeed_rules, rules
 from toolkit.models.unpadded import families
 
 
@@ -194,7 +193,7 @@ RULES = (
         "a tracker is listed twice",
         "remove the duplicate",
     ),
-    *rules.STRATEGY_RULES,
+    *parallel.STRATEGY_RULES,
     *parallel.PARALLEL_RULES,
-    *deepspeed_rules.DEEPSPEED_RULES,
+    *parallel.DEEPSPEED_RULES,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from toolkit.config.problems import Rule, only_if
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, TrainConfig
 from toolkit.config.train import ParallelConfig
 from toolkit.optim.presets import PRESETS
 
@@ -181,5 +181,291 @@ PARALLEL_RULES = (
         ("parallel.tensor", "model.peft.method"),
         "adapters change the layers that tensor parallelism splits",
         "set parallel.fsdp instead of parallel.tensor, or remove model.peft",
+    ),
+)
+
+
+REFUSED_LAUNCHES = {
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism configuration",
+    "ACCELERATE_USE_SAGEMAKER": "SageMaker",
+}
+"""Variables with which accelerate's launcher selects distributed training that no strategy here implements."""
+
+
+def _is_local(config: Config) -> bool:
+    return config.train.strategy == "local_sgd"
+
+
+def _local_only(name: str) -> Rule:
+    return only_if(
+        f"train.{name}",
+        getattr(TrainConfig(), name),
+        "train.strategy",
+        lambda strategy: strategy == "local_sgd",
+        "only local_sgd has this setting",
+        "set train.strategy to local_sgd",
+    )
+
+
+def _refused_launch(variable: str, name: str) -> Rule:
+    return Rule(
+        lambda config: config.train.strategy in ("sync", "local_sgd"),
+        ("train.strategy",),
+        f"the launcher asks for {name}, which no strategy implements; training replicas of the model instead would "
+        "need more memory, and could give other numbers",
+        f"launch without {name}, for instance with accelerate_configs/ddp.yaml",
+        launcher=variable,
+    )
+
+
+def _not_with_rollback(condition: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
+    return Rule(
+        lambda c: c.train.non_finite == "rollback" and condition(c),
+        ("train.non_finite", key),
+        why,
+        f"set train.non_finite to skip, or {instead}",
+    )
+
+
+_SETTINGS = ("steps", "warmup_steps", "average_moments", "outer_lr", "outer_momentum")
+
+STRATEGY_RULES = (
+    *(_local_only(f"local_sgd_{name}") for name in _SETTINGS),
+    *(_refused_launch(variable, name) for variable, name in REFUSED_LAUNCHES.items()),
+    only_if(
+        "train.power_sgd_rank",
+        TrainConfig().power_sgd_rank,
+        "train.ddp_comm_hook",
+        lambda hook: hook == "power_sgd",
+        "only PowerSGD has a rank",
+        "set train.ddp_comm_hook to power_sgd",
+    ),
+    Rule(
+        lambda c: c.train.ddp_comm_hook != "no" and (_is_local(c) or c.train.auto_batch_size),
+        ("train.ddp_comm_hook", "train.strategy", "train.auto_batch_size"),
+        "gradients are not exchanged in the backward pass",
+        "set train.ddp_comm_hook to no, or train.strategy to sync and train.auto_batch_size to false",
+    ),
+    Rule(
+        lambda c: c.train.ddp_comm_hook == "power_sgd" and c.train.mixed_precision == "fp16",
+        ("train.ddp_comm_hook", "train.mixed_precision"),
+        "what is kept for the next step would have the loss scale of this one, and gradients may overflow",
+        "set train.ddp_comm_hook to fp16, or train.mixed_precision to bf16 or no",
+    ),
+    Rule(
+        lambda c: c.train.ddp_comm_hook == "power_sgd" and c.train.non_finite != "stop",
+        ("train.ddp_comm_hook", "train.non_finite"),
+        "a gradient that is not finite would be kept for the next step",
+        "set train.non_finite to stop, or train.ddp_comm_hook to fp16",
+    ),
+    Rule(
+        lambda c: c.train.ddp_comm_hook == "power_sgd" and bool(c.model.unfreeze),
+        ("train.ddp_comm_hook", "model.unfreeze"),
+        "what is kept of a frozen parameter's gradient would be applied later",
+        "set train.ddp_comm_hook to fp16, or remove model.unfreeze",
+    ),
+    Rule(
+        lambda c: (
+            _is_local(c)
+            and c.train.local_sgd_outer_lr is None
+            and c.train.local_sgd_outer_momentum != TrainConfig().local_sgd_outer_momentum
+        ),
+        ("train.local_sgd_outer_momentum", "train.local_sgd_outer_lr"),
+        "there is no outer optimizer",
+        "set train.local_sgd_outer_lr, for instance to 0.7, or remove train.local_sgd_outer_momentum",
+    ),
+    Rule(
+        lambda c: _is_local(c) and 0 < c.train.max_steps <= c.train.local_sgd_warmup_steps,
+        ("train.local_sgd_warmup_steps", "train.max_steps"),
+        "the run would end before processes train on their own",
+        "set train.local_sgd_warmup_steps below train.max_steps, or train.strategy to sync",
+    ),
+    Rule(
+        lambda c: _is_local(c) and c.train.mixed_precision == "fp16",
+        ("train.strategy", "train.mixed_precision"),
+        "each process would scale losses and skip steps on its own",
+        "set train.mixed_precision to bf16 or no, or train.strategy to sync",
+    ),
+    Rule(
+        lambda c: _is_local(c) and c.train.auto_batch_size,
+        ("train.strategy", "train.auto_batch_size"),
+        "both decide how gradients are exchanged",
+        "set train.strategy to sync, or remove train.auto_batch_size",
+    ),
+    Rule(
+        lambda c: _is_local(c) and c.train.ema_decay is not None,
+        ("train.strategy", "train.ema_decay"),
+        "each process would average different weights",
+        "set train.strategy to sync, or remove train.ema_decay",
+    ),
+    Rule(
+        lambda c: _is_local(c) and PRESETS[c.train.optim].averages,
+        ("train.strategy", "train.optim"),
+        "the optimizer averages weights itself, and each process would average different ones",
+        "set train.strategy to sync, or train.optim to another optimizer",
+    ),
+    Rule(
+        lambda c: _is_local(c) and c.train.local_sgd_average_moments and PRESETS[c.train.optim].eight_bit,
+        ("train.local_sgd_average_moments", "train.optim"),
+        "8-bit moments are codes, which cannot be averaged",
+        "set train.local_sgd_average_moments to false, or train.optim to an optimizer with 32-bit moments",
+    ),
+    only_if(
+        "train.max_non_finite_steps",
+        TrainConfig().max_non_finite_steps,
+        "train.non_finite",
+        lambda mode: mode != "stop",
+        "the run stops at the first one",
+        "set train.non_finite to skip or rollback",
+    ),
+    _not_with_rollback(
+        _is_local,
+        "train.strategy",
+        "each process leaves out updates of its own, whose windows the others have trained on",
+        "train.strategy to sync",
+    ),
+    _not_with_rollback(
+        lambda c: c.train.mixed_precision == "fp16",
+        "train.mixed_precision",
+        "a window that is left out would change the scale of the losses after it",
+        "train.mixed_precision to bf16 or no",
+    ),
+    Rule(
+        lambda c: c.train.non_finite != "stop" and c.parallel.backend == "deepspeed",
+        ("train.non_finite", "parallel.backend"),
+        "DeepSpeed keeps the gradient of a window until it has updated",
+        "set train.non_finite to stop, or parallel.backend to torch",
+    ),
+)
+
+
+_TORCH = "set parallel.backend to torch"
+
+
+def _refused_by_deepspeed(when: Callable[[Config], bool], keys: tuple[str, ...], why: str, instead: str) -> Rule:
+    return Rule(lambda c: c.parallel.backend == "deepspeed" and when(c), keys, why, instead)
+
+
+def _stage_one(key: str, when: Callable[[Config], bool], why: str, instead: str) -> Rule:
+    """Returns a rule for stage 1; the other stages are split models, for which `parallel_rules` has such a rule."""
+    keys = (key, "parallel.zero_stage", "parallel.backend")
+    return _refused_by_deepspeed(lambda c: c.parallel.zero_stage == 1 and when(c), keys, why, f"{instead}, or {_TORCH}")
+
+
+DEEPSPEED_RULES = (
+    _refused_by_deepspeed(
+        lambda c: c.checkpoint.async_save is True,
+        ("checkpoint.async_save", "parallel.backend"),
+        "DeepSpeed makes complete copies for each checkpoint, for which training waits",
+        f"set checkpoint.async_save to auto or false, or {_TORCH}",
+    ),
+    _refused_by_deepspeed(
+        lambda c: c.parallel.zero_stage is None,
+        ("parallel.backend", "parallel.zero_stage"),
+        "DeepSpeed is used for ZeRO only",
+        "set parallel.zero_stage to 1, 2 or 3, or remove parallel.backend",
+    ),
+    _refused_by_deepspeed(
+        lambda c: c.parallel.tensor > 1 or c.parallel.pipeline > 1 or c.parallel.fsdp > 1,
+        ("parallel",),
+        "DeepSpeed's ZeRO splits over all processes",
+        f"remove parallel.fsdp, parallel.tensor and parallel.pipeline, or {_TORCH}",
+    ),
+    _refused_by_deepspeed(
+        lambda c: c.parallel.replicas not in (None, 1) and c.parallel.zero_stage in (2, 3),
+        ("parallel",),
+        "DeepSpeed's ZeRO splits over all processes, so there are no replicas",
+        f"remove parallel.replicas, or {_TORCH}",
+    ),
+    _refused_by_deepspeed(
+        lambda c: c.parallel.reshard_after_forward != ParallelConfig().reshard_after_forward,
+        ("parallel.reshard_after_forward", "parallel.backend"),
+        "DeepSpeed's stage decides when parameters are freed",
+        f"remove parallel.reshard_after_forward, or {_TORCH}",
+    ),
+    _refused_by_deepspeed(
+        lambda c: not PRESETS[c.train.optim].elementwise and PRESETS[c.train.optim].library != "bitsandbytes",
+        ("train.optim", "parallel.backend"),
+        "this optimizer needs complete matrices, and DeepSpeed updates flat parts of many parameters",
+        f"set train.optim to adamw_torch, or {_TORCH}",
+    ),
+    _refused_by_deepspeed(
+        lambda c: PRESETS[c.train.optim].averages and c.parallel.zero_stage != 1,
+        ("train.optim", "parallel.backend"),
+        "this optimizer evaluates an average of the weights that it updates, and DeepSpeed evaluates a copy of them",
+        f"set train.optim to adamw_torch, or {_TORCH}",
+    ),
+    _refused_by_deepspeed(
+        lambda c: c.train.optim == "adagrad",
+        ("train.optim", "parallel.backend"),
+        "DeepSpeed replaces this optimizer by one without the groups for weight decay",
+        f"set train.optim to adamw_torch, or {_TORCH}",
+    ),
+    _refused_by_deepspeed(
+        lambda c: c.train.ema_decay is not None,
+        ("train.ema_decay", "parallel.backend"),
+        "DeepSpeed's parameters cannot be exchanged for their averages",
+        f"remove train.ema_decay, or {_TORCH}",
+    ),
+    _refused_by_deepspeed(
+        lambda c: c.train.max_grad_value is not None,
+        ("train.max_grad_value", "parallel.backend"),
+        "DeepSpeed keeps the gradient in parts of its own",
+        f"remove train.max_grad_value, or {_TORCH}",
+    ),
+    _refused_by_deepspeed(
+        lambda c: bool(c.model.unfreeze),
+        ("model.unfreeze", "parallel.backend"),
+        "DeepSpeed splits the parameters that are trained at the start",
+        f"remove model.unfreeze, or {_TORCH}",
+    ),
+    _refused_by_deepspeed(
+        lambda c: c.train.activation_offload,
+        ("train.activation_offload", "parallel.backend"),
+        "it has not been shown to work with parameters that DeepSpeed gathers and frees",
+        f"remove train.activation_offload, or {_TORCH}",
+    ),
+    _stage_one(
+        "train.optim",
+        lambda c: PRESETS[c.train.optim].library == "bitsandbytes",
+        "bitsandbytes needs parameters in their shape, and DeepSpeed updates flat parts of many",
+        "set train.optim to adamw_torch",
+    ),
+    _stage_one(
+        "train.mixed_precision",
+        lambda c: c.train.mixed_precision in ("fp16", "fp8"),
+        "DeepSpeed would scale losses and cast in its own way",
+        "set train.mixed_precision to bf16 or no",
+    ),
+    _stage_one(
+        "train.torch_compile",
+        lambda c: c.train.torch_compile,
+        "the model is compiled before DeepSpeed changes it",
+        "remove train.torch_compile",
+    ),
+    _stage_one(
+        "train.activation_compression",
+        lambda c: c.train.activation_compression != "none",
+        "it has not been compared under DeepSpeed",
+        "remove train.activation_compression",
+    ),
+    _stage_one(
+        "train.ddp_comm_hook",
+        lambda c: c.train.ddp_comm_hook != "no",
+        "DeepSpeed exchanges gradients itself",
+        "remove train.ddp_comm_hook",
+    ),
+    _stage_one(
+        "train.snapshot_ensemble",
+        lambda c: c.train.snapshot_ensemble,
+        "snapshots cannot be loaded into DeepSpeed's parameters",
+        "remove train.snapshot_ensemble",
+    ),
+    _stage_one(
+        "model.peft.method",
+        lambda c: c.model.peft.method == "qlora",
+        "DeepSpeed updates float32 parameters",
+        "set model.peft.method to lora",
     ),
 )

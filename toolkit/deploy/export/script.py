@@ -72,7 +72,7 @@ def write_script(
     exact = ("transformers", "onnxruntime")
     lines = [f"{each}>={version(each)}" if each in exact else each for each in needed]
     if "return_overflowing_tokens" in source:
-        lines.append("tokenizers!=0.23.1,!=0.23.2")  # see toolkit.modalities.overflow
+        lines.append("tokenizers!=0.23.1,!=0.23.2")  # see toolkit.modalities.text
     write_text(folder / "requirements.txt", "\n".join(lines) + "\n")
 
 

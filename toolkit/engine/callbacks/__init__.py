@@ -15,28 +15,28 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
     "target": (lambda cfg: bool(cfg.train.target_metric), "toolkit.engine.callbacks.limits.Target"),
     "clip_value": (
         lambda cfg: cfg.train.max_grad_value is not None,
-        "toolkit.engine.callbacks.clip_value.ClippedValues",
+        "toolkit.engine.callbacks.gradients.ClippedValues",
     ),
     "compression": (
         lambda cfg: cfg.train.activation_compression != "none",
-        "toolkit.engine.callbacks.compression.CompressionError",
+        "toolkit.engine.callbacks.gradients.CompressionError",
     ),
     "early_stopping": (
         lambda cfg: cfg.train.early_stopping_patience is not None,
-        "toolkit.engine.callbacks.early_stopping.EarlyStopping",
+        "toolkit.engine.callbacks.limits.EarlyStopping",
     ),
     "plateau": (
         lambda cfg: cfg.train.lr_scheduler_type == "reduce_lr_on_plateau",
         "toolkit.engine.callbacks.schedule.Plateau",
     ),
-    "momentum": (lambda cfg: is_cycled(cfg.train), "toolkit.engine.callbacks.momentum.CycledMomentum"),
+    "momentum": (lambda cfg: is_cycled(cfg.train), "toolkit.engine.callbacks.schedule.CycledMomentum"),
     "schedule_free": (
         lambda cfg: PRESETS[cfg.train.optim].averages,
-        "toolkit.engine.callbacks.schedule_free.ScheduleFree",
+        "toolkit.engine.callbacks.averages.ScheduleFree",
     ),
     "snapshots": (lambda cfg: cfg.train.snapshot_ensemble, "toolkit.engine.callbacks.snapshots.Snapshots"),
     "unfreezing": (lambda cfg: bool(cfg.model.unfreeze), "toolkit.engine.callbacks.unfreezing.Unfreezing"),
-    "max_time": (lambda cfg: cfg.train.max_time is not None, "toolkit.engine.callbacks.max_time.MaxTime"),
+    "max_time": (lambda cfg: cfg.train.max_time is not None, "toolkit.engine.callbacks.limits.MaxTime"),
     "histograms": (
         lambda cfg: cfg.tracking.histogram_steps is not None,
         "toolkit.engine.callbacks.gradients.Histograms",

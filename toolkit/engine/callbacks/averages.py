@@ -12,6 +12,7 @@ from torch import Tensor
 from toolkit.api.run import Checkpoint
 from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.shards import fill, is_split, local
+from toolkit.checkpoint import contents
 
 
 class AveragedWeights(Callback):
@@ -81,3 +82,40 @@ class AveragedWeights(Callback):
         self.averages = {name: torch.empty_like(parameters[name].detach()) for name in own}
         for name, value in own.items():
             fill(self.averages[name], value)
+
+
+class ScheduleFree(Callback):
+    """Uses the average for evaluation and as the final model; checkpoints hold the trained parameters."""
+
+    def __init__(self, context: TrainingContext) -> None:
+        self.context = context
+        self.optimizer: Any = getattr(context.optimizer, "optimizer", context.optimizer)
+        self.optimizer.train()
+
+    @contextmanager
+    def as_result(self) -> Iterator[None]:
+        """Replaces the parameters by the average inside the block, then restores them bit-exactly."""
+        groups = self.optimizer.param_groups
+        if not groups[0]["train_mode"]:
+            yield
+            return
+        kept = [(parameter, parameter.detach().clone()) for group in groups for parameter in group["params"]]
+        self.optimizer.eval()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in kept:
+                    parameter.copy_(value)
+            for group in groups:
+                group["train_mode"] = True
+
+    def on_best_loaded(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Loads the best step's optimizer state, from which its average is computed."""
+        context = self.context
+        run = context.run
+        contents.load_optimizer_into(best, context.optimizer, context.bare_model, run.mesh, run.strategy.outline)
+
+    def finish(self) -> None:
+        """Replaces the parameters by the average."""
+        self.optimizer.eval()

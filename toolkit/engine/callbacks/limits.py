@@ -5,12 +5,15 @@ The measure is that of DAWNBench (Coleman et al. 2017).
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from toolkit.api.run import target_metric
 from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.console import format_duration, format_value, say
+from toolkit.distributed.collectives import all_sum
 from toolkit.engine.callbacks.costs import known, total_of
 
 NEEDED, ENERGY = ("target_step", "target_seconds"), "target_energy_wh"
@@ -59,4 +62,84 @@ class Target(Callback):
             names = [*NEEDED, *({ENERGY} & reached.keys())] if reached else []
             self.reached = {name: known(reached[name]) for name in names}
         elif values["ended"]:
+            self.context.state.ended = False
+
+
+class EarlyStopping(Callback):
+    """Counts evaluations that did not improve on the best one by more than the threshold."""
+
+    def __init__(self, context: TrainingContext) -> None:
+        self.context = context
+        self.reference: float | None = None
+        self.waited = 0
+
+    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Counts evaluations without improvement; ends training when the patience is exhausted."""
+        run, train = self.context.run, self.context.run.cfg.train
+        value = metrics[run.best.name]
+        if not math.isnan(value) and (
+            self.reference is None or self._gain(value, self.reference) > train.early_stopping_threshold
+        ):
+            self.reference, self.waited = value, 0
+            return
+        self.waited += 1
+        if self.waited >= (train.early_stopping_patience or 0) and not self.context.over:
+            since = f"for {self.waited} evaluations"
+            what = "was not a number" if self.reference is None else f"has not improved on {self.reference:.4g}"
+            say(f"stopping after step {self.context.state.step}: {run.best.name} {what} {since}")
+            self.context.end()
+
+    def _gain(self, value: float, reference: float) -> float:
+        return value - reference if self.context.run.best.greater_is_better else reference - value
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the best value and the number of evaluations since."""
+        return {}, {"reference": self.reference, "waited": self.waited}
+
+    def forget_evaluations(self) -> None:
+        """Waits anew for an improvement."""
+        self.reference, self.waited = None, 0
+
+    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Restores the best value and the count."""
+        self.reference, self.waited = values["reference"], values["waited"]
+
+
+UNITS = (86400, 3600, 60, 1)
+"""Seconds of each part of `train.max_time`."""
+
+
+class MaxTime(Callback):
+    """Counts seconds of training, including those before a resume; the main process's clock decides for all."""
+
+    def __init__(self, context: TrainingContext) -> None:
+        self.context = context
+        parts = (context.run.cfg.train.max_time or "").split(":")
+        self.limit = sum(int(part) * unit for part, unit in zip(parts, UNITS, strict=True))
+        self.before, self.start = 0.0, time.monotonic()
+        self.ended = False
+
+    @property
+    def used(self) -> float:
+        """Training time so far, in seconds."""
+        return self.before + time.monotonic() - self.start
+
+    def after_update(self) -> None:
+        """Ends training when the time limit is reached."""
+        accelerator = self.context.run.accelerator
+        (up,) = all_sum(accelerator, float(accelerator.is_main_process and self.used >= self.limit))
+        if up and not self.context.over:
+            say(f"stopping after step {self.context.state.step}: train.max_time is reached")
+            self.ended = True
+            self.context.end()
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the training time, and whether the limit has ended the run."""
+        return {}, {"used": self.used, "ended": self.ended}
+
+    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Restores the training time; a run that reached its limit continues if the limit was raised."""
+        self.before, self.start = values["used"], time.monotonic()
+        self.ended = values["ended"] and values["used"] >= self.limit
+        if values["ended"] and not self.ended:
             self.context.state.ended = False

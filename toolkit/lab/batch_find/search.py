@@ -15,8 +15,7 @@ import numpy as np
 from toolkit.base.console import format_bytes, say
 from toolkit.base.errors import ConfigError, RunError
 from toolkit.config.sections import Config
-from toolkit.footprint.footprint import Footprint
-from toolkit.footprint.simulate import Subject, simulate
+from toolkit.footprint.simulate import Footprint, Subject, simulate
 from toolkit.lab.batch_find.sizes import Size
 from toolkit.lab.batch_find.worker import OUT_OF_MEMORY
 from toolkit.lab.jobs.jobs import Outcome, Trial, run_trials

@@ -12,7 +12,8 @@ from toolkit.base.files import write_json, write_text
 from toolkit.base.version import __version__
 from toolkit.config.sections import Config
 from toolkit.lab.certify.certificate import FAILED, Certificate
-from toolkit.report.certificate import CERTIFICATE, config_hash
+from toolkit.report.runs import config_hash
+from toolkit.report.sections import CERTIFICATE
 from toolkit.system.environment import versions
 
 WIDTH = 80

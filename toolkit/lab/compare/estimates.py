@@ -14,7 +14,7 @@ from toolkit.lab.plan.subject import resized, subject_of
 
 if TYPE_CHECKING:
     from toolkit.api.task import Task
-    from toolkit.footprint.footprint import Footprint
+    from toolkit.footprint.simulate import Footprint
 
 
 def estimates(task_type: type[Task], checked: Checked) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from toolkit.lab.doctor.examine import Examined
 from toolkit.lab.doctor.findings import Finding
 from toolkit.lab.doctor.sizes import Histogram
 from toolkit.lab.init.models import config_of, local_folder
-from toolkit.modalities.positions import positions
+from toolkit.modalities.text import positions
 from toolkit.models.load import source_of
 
 ROUND = 16

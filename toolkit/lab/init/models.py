@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.files import expanded
-from toolkit.modalities.positions import positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

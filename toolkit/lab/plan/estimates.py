@@ -17,7 +17,7 @@ from toolkit.distributed.exchange import share_sent
 from toolkit.distributed.pipeline.partition import partition
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES
 from toolkit.distributed.tensor.vocabulary import divides
-from toolkit.footprint.footprint import Footprint
+from toolkit.footprint.simulate import Footprint
 
 
 @dataclass(frozen=True)

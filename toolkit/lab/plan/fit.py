@@ -8,8 +8,7 @@ from itertools import product
 
 from toolkit.base.errors import ToolkitError
 from toolkit.config.sections import Config
-from toolkit.footprint.footprint import Footprint
-from toolkit.footprint.simulate import Subject, simulate
+from toolkit.footprint.simulate import Footprint, Subject, simulate
 from toolkit.lab.plan.subject import resized
 from toolkit.models.adapters import adapter_problems
 from toolkit.optim.optimizers import argument_problems, library_problems

@@ -12,7 +12,7 @@ from toolkit.base.console import format_bytes
 from toolkit.base.errors import RunError
 from toolkit.config.keys import written
 from toolkit.config.sections import ParallelConfig
-from toolkit.footprint.footprint import Footprint
+from toolkit.footprint.simulate import Footprint
 from toolkit.lab.jobs.jobs import Trial, run_trials
 from toolkit.lab.jobs.training import FEW_STEPS
 from toolkit.lab.plan.estimates import Estimate

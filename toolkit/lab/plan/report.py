@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from toolkit.base.console import format_bytes, rich_console
-from toolkit.footprint.footprint import Footprint
+from toolkit.footprint.simulate import Footprint
 from toolkit.lab.plan.fit import Fit
 from toolkit.lab.plan.strategies import Scaling, Splits, Strategy
 

@@ -11,7 +11,7 @@ from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
 from toolkit.checks.model import pipeline_problems, tensor_problems
 from toolkit.config.sections import Config
-from toolkit.footprint.footprint import Footprint
+from toolkit.footprint.simulate import Footprint
 from toolkit.lab.jobs.strategies import Technique, offloaded, plain_settings, techniques, window_settings
 from toolkit.lab.plan.estimates import Estimate, estimated
 

@@ -13,8 +13,7 @@ from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import Config, ParallelConfig
 from toolkit.data.batching.budget import largest, lengths_of, multiple_of, padded_length, padding_to
-from toolkit.footprint.predict import shapes
-from toolkit.footprint.rows import collated, limits, longest_batch, stretched, with_rows
+from toolkit.footprint.predict import collated, limits, longest_batch, shapes, stretched, with_rows
 from toolkit.footprint.simulate import Subject
 
 if TYPE_CHECKING:

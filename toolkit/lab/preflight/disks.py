@@ -26,7 +26,7 @@ LEAST_FILES = 100
 def folders(cfg: Config, needs: Needs) -> Iterator[Found]:
     """Yields the findings on the output folder, the cache, the temporary folder and shared memory.
 
-    That a run may start in its output folder is checked by `toolkit.checks.folder`.
+    That a run may start in its output folder is checked by `toolkit.checks.run`.
     """
     room = max(LEAST_ROOM, needs.disk)
     yield _folder("output_dir", Path(cfg.output_dir), room, needs.files, "output_dir", tried=False)

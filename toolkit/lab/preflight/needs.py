@@ -10,8 +10,7 @@ from toolkit.base.errors import DataError
 from toolkit.config.sections import Config
 from toolkit.data.batching.workers import num_workers
 from toolkit.data.sources import is_files, num_bytes
-from toolkit.footprint.footprint import Footprint
-from toolkit.footprint.simulate import simulate
+from toolkit.footprint.simulate import Footprint, simulate
 from toolkit.lab.plan.estimates import estimated
 from toolkit.lab.plan.subject import subject_of
 from toolkit.lab.preflight.found import Needs

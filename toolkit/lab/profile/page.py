@@ -12,7 +12,7 @@ from toolkit.document import render
 from toolkit.document.blocks import Block, Cell, Code, Section, Table, Text
 from toolkit.document.render import print_table
 from toolkit.lab.profile.summary import Found
-from toolkit.report.phases import MEANINGS, share_cell
+from toolkit.report.sections import MEANINGS, share_cell
 
 TRACE = "trace.json.gz"
 WIDTH = 80

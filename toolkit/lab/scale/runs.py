@@ -18,7 +18,7 @@ from toolkit.base.console import say, warn
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json, write_json
 from toolkit.config.sections import Config
-from toolkit.footprint.footprint import Footprint
+from toolkit.footprint.simulate import Footprint
 from toolkit.lab.compare.notes import load_average
 from toolkit.lab.finished import training_job
 from toolkit.lab.jobs.jobs import Trial, run_trials

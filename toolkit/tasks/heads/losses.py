@@ -6,9 +6,14 @@ Both support label smoothing (Szegedy et al. 2015, arXiv 1512.00567) and the foc
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid, one_hot
+
+if TYPE_CHECKING:
+    pass
 
 
 def softmax_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0, gamma: float = 0.0) -> Tensor:
@@ -46,3 +51,8 @@ def _unsure(log_p: Tensor, gamma: float) -> Tensor:
     return (
         torch.ones_like(log_p) if not gamma else (-torch.expm1(log_p)).clamp(min=torch.finfo(log_p.dtype).eps) ** gamma
     )
+
+
+def shared(values: Tensor, shares: Tensor | None) -> Tensor:
+    """Returns values `[B]` or `[B, N]` times the share `[B]` of their row; None for 1."""
+    return values if shares is None else values * shares.view(-1, *[1] * (values.ndim - 1)).to(values.device)

@@ -14,7 +14,7 @@ from toolkit.api.batch import BadRow, Record
 from toolkit.base.errors import DataError
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_quality, multi_label_scores
 from toolkit.metrics.score import Quality, Score, per_class_scores
-from toolkit.tasks.heads.shares import shared
+from toolkit.tasks.heads.losses import shared
 from toolkit.tasks.labels import known_label, label_text, map_notes, plain_map
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class MultiLabel:
         return map_notes(counts, self.options.label_map)
 
     def configure(self, config: PreTrainedConfig) -> None:
-        from toolkit.tasks.heads.labels import set_labels
+        from toolkit.tasks.labels import set_labels
 
         set_labels(config, self.state["labels"], "multi_label_classification")
 

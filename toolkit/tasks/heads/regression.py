@@ -17,7 +17,7 @@ from toolkit.api.batch import BadRow, Record
 from toolkit.base.errors import DataError
 from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_quality, regression_scores
 from toolkit.metrics.score import Quality, Score, per_class_scores
-from toolkit.tasks.heads.shares import shared
+from toolkit.tasks.heads.losses import shared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +83,7 @@ class Regression:
         return []
 
     def configure(self, config: PreTrainedConfig) -> None:
-        from toolkit.tasks.heads.labels import set_labels
+        from toolkit.tasks.labels import set_labels
 
         set_labels(config, self.state["labels"], "regression")
         if self.options.scale_targets:

@@ -13,7 +13,7 @@ from toolkit.api.batch import IGNORE_INDEX, Record
 from toolkit.base.errors import DataError
 from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_quality, classification_scores
 from toolkit.metrics.score import Quality, Score, per_class_scores
-from toolkit.tasks.heads.shares import shared
+from toolkit.tasks.heads.losses import shared
 from toolkit.tasks.labels import known_label, map_notes, plain_map
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class SingleLabel:
         return notes
 
     def configure(self, config: PreTrainedConfig) -> None:
-        from toolkit.tasks.heads.labels import set_labels
+        from toolkit.tasks.labels import set_labels
 
         set_labels(config, self.state["labels"], "single_label_classification")
 
