@@ -51,12 +51,9 @@ def answers(folder: Path, work: Path) -> dict[str, Any]:
 
     import toolkit
     from toolkit.api.task import answer, answer_columns
-    from toolkit.deploy.demo.examples import validation_examples
-    from toolkit.deploy.demo.page import row_of, shown
-    from toolkit.deploy.demo.server import POLICY, build_demo
-    from toolkit.deploy.serving.guard import Guard
-    from toolkit.deploy.serving.limits import Limits
-    from toolkit.deploy.serving.requests import Columns
+    from toolkit.deploy.demo import POLICY, build_demo, row_of, shown, validation_examples
+    from toolkit.deploy.serving.requests import Columns, Limits
+    from toolkit.deploy.serving.server import Guard
 
     run = toolkit.load(folder)
     columns = Columns(run.task, run.cfg.data.columns)

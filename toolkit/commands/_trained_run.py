@@ -50,8 +50,7 @@ def open_trained(arguments: argparse.Namespace, skips_rows: bool = False) -> Tra
     """
     from toolkit.base.console import quiet_libraries
     from toolkit.base.processes import die_with_launcher
-    from toolkit.deploy.changes import POLICY, READING
-    from toolkit.deploy.trained import open_finished
+    from toolkit.deploy.trained import POLICY, READING, open_finished
 
     die_with_launcher()
     quiet_libraries()

@@ -22,8 +22,8 @@ def work(arguments: argparse.Namespace) -> None:
         ConfigError: if an override does not concern the columns of rows.
         InputError: if the run cannot be opened, or the address cannot be used.
     """
-    from toolkit.deploy.demo.server import serve_demo
-    from toolkit.deploy.serving.limits import Limits
+    from toolkit.deploy.demo import serve_demo
+    from toolkit.deploy.serving.requests import Limits
 
     run, name, opened = _trained_run.open_served(arguments, ("gradio", "uvicorn"))
     serve_demo(run, name, opened, Limits())

@@ -13,8 +13,7 @@ from toolkit.base.files import expanded
 from toolkit.commands import _trained_run, options
 
 if TYPE_CHECKING:
-    from toolkit.deploy.answers import AnswerOptions
-    from toolkit.deploy.predict import Input
+    from toolkit.deploy.predict import AnswerOptions, Input
     from toolkit.deploy.trained import TrainedRun
 
 SHOWN = 3
@@ -47,8 +46,7 @@ def work(arguments: argparse.Namespace) -> None:
         DataError: if an input or its rows cannot be used.
         InputError: if the run cannot be opened, or the output file cannot be written or is an input.
     """
-    from toolkit.deploy.answers import AnswerOptions
-    from toolkit.deploy.predict import file_inputs, text_input
+    from toolkit.deploy.predict import AnswerOptions, file_inputs, text_input
     from toolkit.deploy.trained import read_settings
 
     output = _output(arguments)
@@ -101,8 +99,7 @@ def _show(run: TrainedRun, inputs: list[Input], options: AnswerOptions) -> None:
     """Shows every row with its answer on the terminal."""
     from toolkit.base.console import format_value, say, shorten
     from toolkit.data.writers import flat
-    from toolkit.deploy.answers import Answers
-    from toolkit.deploy.predict import joined
+    from toolkit.deploy.predict import Answers, joined
 
     data = joined(run, inputs)
     answers = Answers(run.task, inputs, Path("terminal.csv"), options)
@@ -126,8 +123,7 @@ def _write(run: TrainedRun, inputs: list[Input], output: Path, options: AnswerOp
     from toolkit.base.console import counted, print_lines, say
     from toolkit.data.table import listing
     from toolkit.data.writers import write_table
-    from toolkit.deploy.answers import Answers
-    from toolkit.deploy.predict import joined
+    from toolkit.deploy.predict import Answers, joined
     from toolkit.distributed.collectives import on_main
     from toolkit.report.scores import described
 

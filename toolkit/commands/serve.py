@@ -19,7 +19,7 @@ LIMITS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the address and the limits."""
-    from toolkit.deploy.serving.limits import Limits
+    from toolkit.deploy.serving.requests import Limits
 
     _trained_run.add_run(parser, bad_rows=None)
     options.add_address(parser, PORT)
@@ -36,7 +36,7 @@ def work(arguments: argparse.Namespace) -> None:
         InputError: if the limits contradict each other, the run cannot be opened, or the address cannot be used.
     """
     from toolkit.base.errors import InputError
-    from toolkit.deploy.serving.limits import Limits
+    from toolkit.deploy.serving.requests import Limits
     from toolkit.deploy.serving.server import serve_run
 
     limits = Limits(**{name: getattr(arguments, name) for name in vars(Limits())})

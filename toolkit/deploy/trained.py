@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,12 @@ from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import expanded, read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import refuse_unknown
-from toolkit.config.sections import Config
+from toolkit.config.messages import join
+from toolkit.config.sections import Config, DataConfig
 from toolkit.config.train import ParallelConfig
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import apply_policy, exclusions, given_table, load_table, skipped, write_bad_rows
 from toolkit.data.tokenise import tokenise
-from toolkit.deploy.changes import READING, refuse_other_settings
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator, float32_precision, own_process_state, random_state_kept
 from toolkit.engine.evaluation import evaluate, predict
@@ -40,6 +40,31 @@ from toolkit.system.rank_order import local_main_first
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
+
+
+READING = ("columns", *(field.name for field in fields(Reading) if field.name in vars(DataConfig())))
+"""Settings of the section `data` that may be different for other files."""
+POLICY = ("bad_rows", "max_bad_rows")
+"""Further ones, which have an effect where rows that cannot be used may be skipped."""
+
+
+def refuse_other_settings(overrides: Sequence[str], known: Sequence[str]) -> None:
+    """Refuses overrides of settings that cannot be changed, or have no effect.
+
+    Args:
+        overrides: `section.key=value` strings.
+        known: settings of the section `data` that may be changed.
+
+    Raises:
+        ConfigError: naming each of them.
+    """
+    keys = [override.partition("=")[0] for override in overrides]
+    names = join([f"data.{name}" for name in known], "and")
+    others = f"a finished run is used as it was trained; only {names} can be changed, because they concern reading"
+    policy = "no rows are skipped here: predict writes why a row has no prediction (or refuses it: --bad-rows error)"
+    why = {f"data.{name}": policy for name in POLICY}
+    if wrong := [key for key in keys if key.split(".")[:2] not in [["data", name] for name in known]]:
+        raise ConfigError([f"{key}: {why.get(key, others)}" for key in wrong])
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,7 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 import toolkit
-from toolkit.deploy.demo.examples import as_text, from_text, validation_examples
-from toolkit.deploy.demo.own_files import UPLOAD, OwnFiles
-from toolkit.deploy.demo.page import row_of, shown
+from toolkit.deploy.demo import UPLOAD, OwnFiles, as_text, from_text, row_of, shown, validation_examples
 from toolkit.deploy.serving.requests import Columns
 
 TALK = [{"role": "user", "content": "Hello"}]

@@ -14,10 +14,10 @@ from runs import ROOT
 from torch import nn
 
 from toolkit.base.errors import InputError, RunError
+from toolkit.deploy.export.archive import shorten_paths
 from toolkit.deploy.export.formats import FORMATS
 from toolkit.deploy.export.graph import example_of
 from toolkit.deploy.export.parity import Pair, Parity, compared, largest_difference
-from toolkit.deploy.export.private import shorten_paths
 from toolkit.deploy.export.script import write_script
 from toolkit.recipe import load_settings, load_task_type
 

@@ -28,7 +28,7 @@ from runs import ROOT, train
 from toolkit.base.errors import InputError
 from toolkit.commands import deploy
 from toolkit.deploy.export import formats
-from toolkit.deploy.export.runners import Graph
+from toolkit.deploy.export.formats import Graph
 
 FEW = ("train.max_steps=2", "data.max_train_samples=24", "data.max_eval_samples=5", "checkpoint.save_steps=null")
 CLOSE = 2e-4

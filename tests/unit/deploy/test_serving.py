@@ -35,12 +35,9 @@ from toolkit.data.readers.raw import Reading
 from toolkit.data.table import Table
 from toolkit.deploy.serving import worker
 from toolkit.deploy.serving.app import build
-from toolkit.deploy.serving.batches import Job, next_batch
-from toolkit.deploy.serving.guard import refused
-from toolkit.deploy.serving.limits import Limits
-from toolkit.deploy.serving.refusals import Refusal
-from toolkit.deploy.serving.requests import Columns, checked_table
-from toolkit.deploy.serving.server import bound, serve
+from toolkit.deploy.serving.requests import Columns, Limits, Refusal, checked_table
+from toolkit.deploy.serving.server import bound, refused, serve
+from toolkit.deploy.serving.worker import Job, next_batch
 
 JSON = {"content-type": "application/json"}
 

@@ -19,9 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from toolkit.api.task import answer
 from toolkit.data.readers.raw import Reading
-from toolkit.deploy.serving.limits import Limits
-from toolkit.deploy.serving.refusals import Refusal
-from toolkit.deploy.serving.requests import Columns, checked_table, rows_of_form, rows_of_json
+from toolkit.deploy.serving.requests import Columns, Limits, Refusal, checked_table, rows_of_form, rows_of_json
 from toolkit.deploy.serving.schema import Served, health_schema, page, predict_schema
 from toolkit.deploy.serving.worker import FAILED, Worker
 from toolkit.system.environment import versions

@@ -18,8 +18,80 @@ from toolkit.data.columns import is_needed, used_columns
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import Table, exclusions, read_given
 from toolkit.deploy.predict import needed_columns
-from toolkit.deploy.serving.limits import Limits
-from toolkit.deploy.serving.refusals import Problem, Refusal, of_rows
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a row.
+
+    Args:
+        row: its number in the request, from 1.
+        column: the column, if it is known.
+        reason: what is wrong.
+    """
+
+    row: int
+    column: str | None
+    reason: str
+
+
+class Refusal(Exception):  # noqa: N818 - an answer of the server, not a failure
+    """A request that is not answered.
+
+    Args:
+        status: the status code of HTTP.
+        error: why, and what to do.
+        problems: the rows that cannot be used.
+        retry_after: seconds after which the client may try again, or None.
+    """
+
+    def __init__(
+        self, status: int, error: str, problems: Sequence[Problem] = (), retry_after: int | None = None
+    ) -> None:
+        super().__init__(error)
+        self.status, self.error, self.problems, self.retry_after = status, error, problems, retry_after
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The answer's JSON."""
+        rows = [{"row": each.row, "column": each.column, "reason": each.reason} for each in self.problems]
+        return {"error": self.error, "problems": rows}
+
+
+def of_rows(problems: Sequence[Problem], total: int) -> Refusal:
+    """Returns the refusal of a request for its rows."""
+    first = problems[0]
+    count = len({each.row for each in problems})
+    found = f"{count} of {total} rows cannot be used" if total > 1 else "the row cannot be used"
+    return Refusal(422, f"{found}: row {first.row}: {first.reason}", problems)
+
+
+MEGABYTE = 10**6
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a server.
+
+    Args:
+        max_rows: rows of a request.
+        max_body_mb: size of a request's body, in megabytes.
+        max_queue: requests that are being received or wait for their answers; a further one is refused.
+        timeout: seconds in which a request is received, and then answered.
+        batch_wait_ms: milliseconds for which a batch with room waits for further requests.
+    """
+
+    max_rows: int = 256
+    max_body_mb: float = 32.0
+    max_queue: int = 128
+    timeout: float = 60.0
+    batch_wait_ms: float = 3.0
+
+    @property
+    def max_body(self) -> int:
+        """Size of a request's body, in bytes."""
+        return int(self.max_body_mb * MEGABYTE)
+
 
 DATA_URL = re.compile(r"data:[^,;]*(?:;[^,;]*)*;base64,")
 BASE64 = "expected the content of the file in base64, or an object with `data` and `name`"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.api.task import Task, answer_columns
-from toolkit.deploy.serving.limits import Limits
-from toolkit.deploy.serving.requests import Columns
+from toolkit.deploy.serving.requests import Columns, Limits
 from toolkit.document.blocks import Block, Code, Section, Table, Text
 from toolkit.document.render import render_html as render
 

@@ -1,0 +1,353 @@
+"""The page: a field for every input, the answer beside them, and examples."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.api.task import answer_columns
+from toolkit.base.console import format_value, say
+from toolkit.base.errors import ToolkitError
+from toolkit.config.fields import Column
+from toolkit.data.loading import check_rows
+from toolkit.data.media.files import open_file
+from toolkit.data.table import progress_bars
+from toolkit.data.writers import flat
+from toolkit.deploy.predict import needed_columns
+from toolkit.deploy.serving.requests import Columns, Limits, Refusal
+from toolkit.deploy.serving.server import Guard, answer_refusal, is_loopback, serve
+from toolkit.deploy.trained import TrainedRun
+
+if TYPE_CHECKING:
+    import gradio
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+MOST = 6
+"""Number of examples."""
+
+
+def validation_examples(run: TrainedRun, folder: Path) -> list[dict[str, Any]]:
+    """Returns rows of the run's validation set, evenly spaced, by the task's names of the columns.
+
+    Args:
+        run: the finished run.
+        folder: where the files of the rows are copied to.
+
+    Returns:
+        Values for the fields of the page; none, with a note, if the run's data cannot be read any more.
+    """
+    # Of its own: reading the rows learns labels, and the run's task has them already.
+    task = type(run.task)(run.cfg)
+    cfg = replace(run.cfg, data=replace(run.cfg.data, bad_rows="skip", max_bad_rows=1.0))
+    try:
+        with progress_bars(shown=False):
+            rows = check_rows(cfg, task).splits.get("validation")
+    except (ToolkitError, OSError) as error:
+        say(f"no examples: the run's rows cannot be read ({str(error).splitlines()[0]})")
+        return []
+    if rows is None or not len(rows):
+        say("no examples: the run has no validation rows")
+        return []
+    count = min(MOST, len(rows))
+    chosen = [rows[place * len(rows) // count] for place in range(count)]
+    return [dict(_fields(run, row, folder / str(number))) for number, row in enumerate(chosen)]
+
+
+def _fields(run: TrainedRun, row: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Any]]:
+    for name, column in needed_columns(run.task).items():
+        yield name, _copied(row[name], folder) if column.file else as_text(row[name])
+
+
+def _copied(file: Mapping[str, Any], folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    copy = folder / Path(file["name"]).name
+    with open_file(file) as opened:
+        copy.write_bytes(opened.read())
+    return str(copy)
+
+
+def as_text(value: Any) -> str:
+    """Returns a value as it is written into a field: tokens separated by blanks, a conversation as JSON."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, Sequence) and all(isinstance(part, str) for part in value):
+        return " ".join(value)
+    return json.dumps(value, ensure_ascii=False, indent=1)
+
+
+def from_text(text: str, messages: bool) -> Any:
+    """Returns the value of a field for a row.
+
+    Args:
+        text: what was written.
+        messages: whether the column holds a conversation; text that is not JSON is a message of the user.
+    """
+    if not messages:
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, list) else [{"role": "user", "content": text}]
+
+
+FONT, FONT_MONO = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
+"""Fonts of the reader's system; those of gradio's themes come from Google."""
+SHOWN_CLASSES = 8
+TABLES = ("n_best", "entities")
+"""Values of answers that are lists of mappings."""
+Answer = Callable[[list[dict[str, Any]]], Awaitable[list[dict[str, Any]]]]
+
+
+def build_page(title: str, columns: Columns, examples: Sequence[Mapping[str, Any]], predict: Answer) -> gradio.Blocks:
+    """Returns the page.
+
+    Args:
+        title: its title.
+        columns: the columns of a row.
+        examples: values of the fields, by the task's names.
+        predict: answers rows.
+    """
+    import gradio as gr
+
+    names = {columns.names.get(name, name): name for name in columns.task.columns}
+    fields = {name: _field(gr, name, names[name], columns.given[name]) for name in columns.example}
+    answers = answer_columns(columns.task)
+
+    async def answered(*values: Any) -> Any:
+        try:
+            (found,) = await predict([row_of(columns, dict(zip(fields, values, strict=True)))])
+        except Refusal as refusal:
+            reasons = [problem.reason for problem in refusal.problems] or [refusal.error]
+            raise gr.Error(escape("; ".join(reasons)), print_exception=False) from None
+        parts = shown(found, answers)
+        return parts if len(parts) > 1 else parts[0]  # gradio takes a list for the value of a single output
+
+    with gr.Blocks(title=title, analytics_enabled=False) as page:
+        gr.Markdown(f"# {escape(title)}")
+        with gr.Row():
+            with gr.Column():
+                for field in fields.values():
+                    field.render()
+                button = gr.Button("Predict", variant="primary")
+            with gr.Column():
+                outputs = _outputs(gr, answers)
+        if examples:
+            rows = [[example.get(names[name]) for name in fields] for example in examples]
+            gr.Examples(rows, list(fields.values()), label="Rows of the validation set", cache_examples=False)
+        button.click(answered, list(fields.values()), outputs, api_name="predict")
+    return page
+
+
+def _field(gr: Any, shown_name: str, name: str, column: Column) -> Any:
+    label = f"{shown_name}: {column.help}"
+    if not column.file:
+        return gr.Textbox(label=label, lines=4, render=False)
+    if name == "image":
+        return gr.Image(label=label, type="filepath", image_mode=None, sources=["upload", "clipboard"], render=False)
+    if name == "audio":
+        return gr.Audio(label=label, type="filepath", sources=["upload", "microphone"], render=False)
+    return gr.File(label=label, type="filepath", render=False)
+
+
+def row_of(columns: Columns, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the row of what was written into the fields; a field that is empty is left out.
+
+    Args:
+        columns: the columns of a row.
+        values: values by column: texts, and paths of files that the page has received.
+    """
+    schema = columns.task.schema()
+    ours = {columns.names.get(name, name): name for name in columns.task.columns}
+    row: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is None or value == "":
+            continue
+        if name in columns.files:
+            row[name] = (Path(value).name, Path(value).read_bytes())
+        else:
+            row[name] = from_text(value, is_conversation(schema.get(ours[name])))
+    return row
+
+
+def is_conversation(feature: Any) -> bool:
+    """Whether a column of this type holds a list of messages."""
+    inner = getattr(feature, "feature", None)
+    return isinstance(inner, Mapping) and {"role", "content"} <= inner.keys()
+
+
+def _outputs(gr: Any, answers: Sequence[str]) -> list[Any]:
+    """Returns the parts of the page that show an answer, in the order of `shown`."""
+    parts = [gr.Textbox(label="prediction", lines=2, interactive=False)]
+    if "scores" in answers:
+        parts.append(gr.Label(label="confidence", num_top_classes=SHOWN_CLASSES))
+    elif numbers := _numbers(answers):
+        parts.append(gr.Textbox(label=" and ".join(numbers), lines=len(numbers), interactive=False))
+    parts += [gr.Dataframe(label=name, interactive=False) for name in TABLES if name in answers]
+    return parts
+
+
+def shown(answer: Mapping[str, Any], answers: Sequence[str]) -> list[Any]:
+    """Returns the values of the parts of the page for an answer.
+
+    Args:
+        answer: the answer.
+        answers: names of its values.
+    """
+    parts: list[Any] = [_text(answer["prediction"])]
+    if "scores" in answers:
+        parts.append(answer["scores"])
+    elif numbers := _numbers(answers):
+        parts.append("\n".join(f"{name}: {_text(answer[name])}" for name in numbers))
+    return parts + [_table(answer[name]) for name in TABLES if name in answers]
+
+
+def _numbers(answers: Sequence[str]) -> list[str]:
+    return [name for name in answers if name not in ("prediction", "scores", *TABLES)]
+
+
+def _text(value: Any) -> str:
+    return format_value(value) if isinstance(value, float) else flat(value)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {"headers": names, "data": [[_text(row.get(name)) for name in names] for row in rows]}
+
+
+UPLOAD = "/gradio_api/upload"
+"""Where the page sends files, as a form; every other request is JSON."""
+
+
+class OwnFiles:
+    """Middleware that answers requests which refer to files elsewhere with 403.
+
+    A page refers to a file that it has sent by its place on the server. gradio 6.31 opens any place, and loads any
+    address, unless it was started by its own `launch`.
+
+    Args:
+        app: the application.
+        folder: where files that were sent are kept.
+        max_body: size of a request that is not a file, in bytes.
+    """
+
+    def __init__(self, app: ASGIApp, folder: Path, max_body: int) -> None:
+        self._app, self._folder, self._max_body = app, folder.resolve(), max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] == UPLOAD:
+            await self._app(scope, receive, send)
+            return
+        received, more = bytearray(), True
+        while more and len(received) <= self._max_body:
+            message = await receive()
+            received += message.get("body", b"")
+            more = message.get("more_body", False)
+        body = bytes(received)
+        if refusal := self._refused(body):
+            await answer_refusal(send, refusal)
+            return
+        whole: list[Message] = [{"type": "http.request", "body": body}]
+
+        async def replayed() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, replayed, send)
+
+    def _refused(self, body: bytes) -> Refusal | None:
+        """Returns why a body is refused, or None."""
+        if len(body) > self._max_body:
+            return Refusal(413, "the request is too large")
+        try:
+            places = [Path(place).resolve() for place in _places(json.loads(body))] if body else []
+        except (ValueError, RecursionError):  # the former also for names that no file can have
+            return Refusal(400, "the body is not JSON with places of files")
+        if all(place.is_relative_to(self._folder) for place in places):
+            return None
+        return Refusal(403, "the page uses only files that were sent to it")
+
+
+def _places(value: Any) -> Iterator[str]:
+    """Yields all values of `path` at any depth."""
+    if isinstance(value, Mapping):
+        place = value.get("path")
+        if place is not None:
+            yield str(place)
+        for inner in value.values():
+            yield from _places(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _places(inner)
+
+
+ENVIRONMENT = {
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "GRADIO_SHARE": "False",
+    "GRADIO_MCP_SERVER": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+"""Turns off everything in gradio that asks another machine; read when it is imported."""
+GRACE = 5.0
+"""Seconds after which a stopping server no longer waits: a page that is open keeps a connection."""
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; media-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
+    "base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
+)
+"""Content security policy under which a browser asks no other machine, whatever gradio's scripts try."""
+
+
+def build_demo(run: TrainedRun, name: str, limits: Limits, folder: Path) -> ASGIApp:
+    """Returns the web application of the page.
+
+    Args:
+        run: the finished run.
+        name: its name, for people.
+        limits: the limits of a request.
+        folder: an empty folder, for what is uploaded and for the files of the examples.
+    """
+    os.environ |= {**ENVIRONMENT, "GRADIO_TEMP_DIR": str(folder / "received")}
+    from gradio import mount_gradio_app, themes
+
+    from toolkit.deploy.serving.app import Service, application
+
+    service = Service(run, name, limits)
+    page = build_page(name, service.columns, validation_examples(run, folder / "examples"), service.answers)
+    page.queue(default_concurrency_limit=limits.max_queue, max_size=limits.max_queue)
+    app = mount_gradio_app(
+        application(service),
+        page,
+        path="/",
+        footer_links=[],
+        run_history=False,
+        ssr_mode=False,
+        mcp_server=False,
+        show_error=False,
+        max_file_size=limits.max_body,
+        allowed_paths=[str(folder / "examples")],
+        theme=themes.Default(font=FONT, font_mono=FONT_MONO),
+    )
+    return OwnFiles(app, folder, limits.max_body)
+
+
+def serve_demo(run: TrainedRun, name: str, opened: socket.socket, limits: Limits) -> None:
+    """Serves the page until SIGTERM or Ctrl-C: `toolkit demo`.
+
+    Args:
+        run: the finished run.
+        name: its name, for people.
+        opened: a bound socket.
+        limits: the limits of a request.
+    """
+    with tempfile.TemporaryDirectory(prefix="toolkit-demo-") as folder:
+        app = Guard(build_demo(run, name, limits, Path(folder)), is_loopback(opened), POLICY)
+        serve(app, opened, GRACE, lambda address: [f"open {address} in a browser to try {name}"])
