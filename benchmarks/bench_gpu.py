@@ -134,7 +134,7 @@ def qa(options: argparse.Namespace, folder: Path, name: str) -> dict[str, Any]:
     """Measures question answering with the sizes of a BERT, and its share of the speed of a matrix product."""
     import torch
 
-    from toolkit.lab.profile.machine import matmul_rate
+    from toolkit.lab.profile.measure import matmul_rate
 
     encoder = texts.new_bert(folder / "new", **({} if options.quick else BERTS[name]))
     case = qa_case(options, folder, encoder)

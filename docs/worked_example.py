@@ -24,12 +24,10 @@ from toolkit.config.keys import to_yaml
 from toolkit.document import render
 from toolkit.document.svg import sheet
 from toolkit.lab.compare import pictures
-from toolkit.lab.compare.notes import notes
-from toolkit.lab.compare.scores import difference
-from toolkit.lab.compare.statistics import summarise
-from toolkit.lab.compare.table import SAME, interval, marked, shown
+from toolkit.lab.compare.page import SAME, interval, marked, notes, shown
+from toolkit.lab.compare.statistics import difference, summarise
 from toolkit.lab.compare.variants import combine, read_switch
-from toolkit.lab.finished import MEASURED
+from toolkit.lab.jobs.jobs import MEASURED
 
 HERE = Path(__file__).resolve().parent
 PAGE, FIGURES, PICTURES = HERE / "worked_example.md", HERE / "worked_example.json", HERE / "images"

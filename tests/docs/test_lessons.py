@@ -13,9 +13,8 @@ from launching import ROOT
 from ruamel.yaml import YAML
 
 from toolkit.commands.cli import COMMANDS
-from toolkit.lab.compare.checking import check_variants
-from toolkit.lab.compare.variants import combine, read_switch
-from toolkit.lab.launch import Launch
+from toolkit.lab.compare.variants import check_variants, combine, read_switch
+from toolkit.lab.jobs.jobs import Launch
 from toolkit.recipe import config_file, load_task_type
 
 LESSONS: list[dict[str, Any]] = YAML(typ="safe").load(ROOT / "docs" / "lessons.yaml")

@@ -33,8 +33,8 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.api.task import SupportsBaselines
     from toolkit.base.console import quiet_libraries, say
     from toolkit.document.render import print_table
-    from toolkit.lab.baseline import page
-    from toolkit.lab.launch import Launch
+    from toolkit.lab import baseline
+    from toolkit.lab.jobs.jobs import Launch
 
     quiet_libraries()
     cfg = loaded.config
@@ -54,9 +54,9 @@ def work(arguments: argparse.Namespace) -> None:
         "config": arguments.config,
         "command": shlex.join(arguments.command),
     }
-    page.write(found, output)
+    baseline.write(found, output)
     say("")
-    print_table(page.table(found, page.main_names(found)[: page.MOST_IN_TERMINAL]))
+    print_table(baseline.table(found, baseline.main_names(found)[: baseline.MOST_IN_TERMINAL]))
     say(f"\nwritten to {output}/baseline.html, .md and .json")
 
 

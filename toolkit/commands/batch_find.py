@@ -59,10 +59,9 @@ def work(arguments: argparse.Namespace) -> None:
     task_type, loaded = _recipe_config.load(arguments)
     from toolkit.base.console import quiet_libraries, say
     from toolkit.checks.run import refuse_wrong_launch
-    from toolkit.lab.batch_find import page
-    from toolkit.lab.batch_find.search import Search
-    from toolkit.lab.batch_find.sizes import sizes_of, window_of
-    from toolkit.lab.launch import Launch, step_rows
+    from toolkit.lab import batch_find
+    from toolkit.lab.batch_find import Search, sizes_of, window_of
+    from toolkit.lab.jobs.jobs import Launch, step_rows
     from toolkit.lab.plan.subject import subject_of
 
     _check(arguments, loaded.config)
@@ -93,9 +92,9 @@ def work(arguments: argparse.Namespace) -> None:
         "scale_lr": arguments.scale_lr, "memory": memory, "steps": arguments.steps, "processes": launch.processes,
         "config": arguments.config, "command": shlex.join(arguments.command),
     }  # fmt: skip
-    found = page.found_of(tried, cfg.train.max_tokens_per_batch or cfg.train.per_device_train_batch_size, facts)
-    page.write(found, output)
-    page.show(found)
+    found = batch_find.found_of(tried, cfg.train.max_tokens_per_batch or cfg.train.per_device_train_batch_size, facts)
+    batch_find.write(found, output)
+    batch_find.show(found)
     say(f"\nwritten to {output}/batch_find.html, .md, .json and .svg")
 
 
@@ -126,7 +125,7 @@ def _memory(arguments: argparse.Namespace, processes: int) -> int:
     """Returns the bytes that a step may use on each process."""
     import torch
 
-    from toolkit.lab.plan.units import parse_bytes
+    from toolkit.lab.plan.report import parse_bytes
 
     if arguments.memory:
         return parse_bytes(arguments.memory, "--memory")

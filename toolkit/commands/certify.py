@@ -59,8 +59,8 @@ def work(arguments: argparse.Namespace) -> None:
     """
     _, loaded = _recipe_config.load(arguments)
     from toolkit.base.console import quiet_libraries, say
+    from toolkit.lab.certify import certificate as text
     from toolkit.lab.certify import load_promises as promises
-    from toolkit.lab.certify import text
     from toolkit.lab.certify.certificate import FAILED
     from toolkit.lab.certify.strategy import strategies_of
     from toolkit.lab.certify.trainings import Experiment, refuse_wrong_trainings, run_trainings

@@ -33,18 +33,18 @@ def work(arguments: argparse.Namespace) -> None:
     """
     from toolkit.base.console import say
     from toolkit.document.render import print_table
-    from toolkit.lab.collectives import page
-    from toolkit.lab.collectives.measure import SIZES
-    from toolkit.lab.launch import Launch
+    from toolkit.lab import collectives
+    from toolkit.lab.collectives import SIZES
+    from toolkit.lab.jobs.jobs import Launch
 
     launch = Launch.of(arguments.launch, arguments.processes or (PROCESSES if arguments.launch is None else None))
     launch.check(2)
     output = options.output_folder(arguments.output_dir or "outputs/collectives")
     measured = _measured(launch, {"sizes": SIZES})
     facts = {"processes": launch.processes, "command": shlex.join(arguments.command)}
-    found = page.found_of(measured, SIZES, facts)
-    page.write(found, output)
-    for table in (*page.tables(found), page.summary(found)):
+    found = collectives.found_of(measured, SIZES, facts)
+    collectives.write(found, output)
+    for table in (*collectives.tables(found), collectives.summary(found)):
         print_table(table)
         say("")
     say(f"written to {output}/collectives.html, .md, .json and .svg")

@@ -17,14 +17,13 @@ from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import expanded
 from toolkit.commands import _recipe_config, options
 from toolkit.commands.options import at_least
-from toolkit.lab.compare.files import write
 from toolkit.lab.compare.variants import MODES, QUESTIONS, Variant, combine, of_question, read_switch
 
 if TYPE_CHECKING:
     from toolkit.api.task import Task
     from toolkit.config import Loaded
-    from toolkit.lab.compare.checking import Checked
     from toolkit.lab.compare.runs import Comparison
+    from toolkit.lab.compare.variants import Checked
 
 PATIENCE = 60.0
 """Seconds that the last part of a comparison waits for another that writes it at the same time."""
@@ -87,9 +86,8 @@ def work(arguments: argparse.Namespace) -> None:
     """
     comparison = _comparison(arguments)
     from toolkit.checkpoint.output_folder import OutputLock
-    from toolkit.lab.compare import progress, report
-    from toolkit.lab.compare.notes import load_average
-    from toolkit.lab.compare.runs import repeats_of
+    from toolkit.lab.compare import page, report, runs
+    from toolkit.lab.compare.runs import load_average, repeats_of
 
     comparison.folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -99,8 +97,8 @@ def work(arguments: argparse.Namespace) -> None:
         with OutputLock(comparison.folder, patience_seconds=0 if arguments.part is None else PATIENCE):
             repeats = repeats_of(comparison, failures=arguments.part is not None)
             load = load_average() if any(each.state == "waiting" for each in repeats) else None
-            progress.run_and_show(comparison, repeats, load)
-            best = progress.keep_and_show(comparison, repeats)
+            runs.run_and_show(comparison, repeats, load)
+            best = runs.keep_and_show(comparison, repeats)
     except KeyboardInterrupt:
         print("\nstopped by Ctrl-C; rerun the same command to continue with the remaining runs", file=sys.stderr)
         sys.exit(EXIT_INTERRUPT)
@@ -112,8 +110,8 @@ def work(arguments: argparse.Namespace) -> None:
         "load_at_start": load,
     }
     found = report.build(comparison, repeats, facts, best)
-    write(found, comparison.folder)
-    progress.show_result(found)
+    page.write(found, comparison.folder)
+    page.show_result(found)
     print(f"\n{facts['seconds']:.0f} s; written to {comparison.folder}/comparison.html, .md and .json")
     if not any("figures" in variant for variant in found["variants"]):
         raise RunError("every variant failed; the reasons are listed above")
@@ -127,7 +125,7 @@ def _run_part(comparison: Comparison, part: int, parts: int) -> bool:
     """
     from toolkit.base.console import counted
     from toolkit.checkpoint.output_folder import OutputLock
-    from toolkit.lab.compare import progress
+    from toolkit.lab.compare import runs
     from toolkit.lab.compare.runs import repeats_of
 
     if comparison.keep_best:
@@ -136,7 +134,7 @@ def _run_part(comparison: Comparison, part: int, parts: int) -> bool:
     own.mkdir(parents=True, exist_ok=True)
     with OutputLock(own):
         mine = repeats_of(comparison)[part - 1 :: parts]
-        progress.run_and_show(comparison, mine, None)
+        runs.run_and_show(comparison, mine, None)
     left = sum(repeat.state == "waiting" for repeat in repeats_of(comparison, failures=True))
     failed = sum(repeat.state == "failed" for repeat in mine)
     if not left:
@@ -154,10 +152,10 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     from toolkit.api.run import best_metric, metric_named
     from toolkit.base.console import quiet_libraries
     from toolkit.data.row_cache import code_fingerprint
-    from toolkit.lab.compare.checking import check_variants
-    from toolkit.lab.compare.estimates import estimates
+    from toolkit.lab.compare.report import estimates
     from toolkit.lab.compare.runs import Comparison
-    from toolkit.lab.launch import Launch
+    from toolkit.lab.compare.variants import check_variants
+    from toolkit.lab.jobs.jobs import Launch
 
     quiet_libraries()
     least = question.processes if question else 1

@@ -16,7 +16,7 @@ from toolkit.commands import _recipe_config, options
 from toolkit.commands.options import at_least
 
 if TYPE_CHECKING:
-    from toolkit.lab.cross_validate.folds import Fold, Validation
+    from toolkit.lab.cross_validate import Fold, Validation
 
 FOLDS = 5
 
@@ -44,7 +44,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.console import say
     from toolkit.checkpoint.output_folder import OutputLock
     from toolkit.document.render import print_table
-    from toolkit.lab.cross_validate import page
+    from toolkit.lab import cross_validate
     from toolkit.recipe import load_task_type
 
     cfg = validation.configs[0]
@@ -56,12 +56,12 @@ def work(arguments: argparse.Namespace) -> None:
     try:
         with OutputLock(validation.folder):
             found = _found(arguments, validation, _trained(validation, metric), metric)
-            page.write(found, validation.folder)
+            cross_validate.write(found, validation.folder)
     except KeyboardInterrupt:
         print("\nstopped by Ctrl-C; rerun the same command to continue with the remaining folds", file=sys.stderr)
         sys.exit(EXIT_INTERRUPT)
     say("")
-    print_table(page.summary(found))
+    print_table(cross_validate.summary(found))
     say(f"\nwritten to {validation.folder}/cross_validation.html, .md and .json")
 
 
@@ -76,8 +76,8 @@ def _validation(arguments: argparse.Namespace) -> Validation:
     from toolkit.base.console import quiet_libraries, say
     from toolkit.checks.run import refuse_wrong_launch
     from toolkit.data.row_cache import code_fingerprint
-    from toolkit.lab.cross_validate.folds import Validation, fold_settings
-    from toolkit.lab.launch import Launch
+    from toolkit.lab.cross_validate import Validation, fold_settings
+    from toolkit.lab.jobs.jobs import Launch
 
     quiet_libraries()
     launch = Launch.of(arguments.launch, arguments.processes)
@@ -104,7 +104,7 @@ def _validation(arguments: argparse.Namespace) -> Validation:
 
 def _trained(validation: Validation, metric: str) -> list[Fold]:
     from toolkit.base.console import format_value, say
-    from toolkit.lab.cross_validate.folds import trained_folds
+    from toolkit.lab.cross_validate import trained_folds
 
     folds = []
     for fold in trained_folds(validation):
@@ -117,7 +117,7 @@ def _trained(validation: Validation, metric: str) -> list[Fold]:
 
 
 def _found(arguments: argparse.Namespace, validation: Validation, folds: Sequence[Fold], metric: str) -> dict[str, Any]:
-    from toolkit.lab.cross_validate.summary import summarised
+    from toolkit.lab.cross_validate import summarised
 
     return {
         "metric": metric,

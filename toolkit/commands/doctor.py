@@ -38,8 +38,7 @@ def work(arguments: argparse.Namespace) -> None:
     _refuse_without_cleanlab(run)
     task_type, loaded = _recipe_config.load(arguments)
     from toolkit.lab.doctor import report
-    from toolkit.lab.doctor.examine import examine
-    from toolkit.lab.doctor.suggestions import suggestions
+    from toolkit.lab.doctor.examine import examine, suggestions
     from toolkit.lab.init.overview import subject
     from toolkit.recipe import load_settings
 

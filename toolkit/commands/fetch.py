@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from toolkit.api.task import Task
     from toolkit.base.offline import Fetched
     from toolkit.config.sections import Config
-    from toolkit.lab.fetch.folder import Target
+    from toolkit.lab.fetch import Target
 
 COMMIT = 8
 """Characters of a commit that are shown."""
@@ -41,7 +41,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.errors import InputError, RunError
     from toolkit.base.files import expanded, why
     from toolkit.checkpoint.output_folder import OutputLock
-    from toolkit.lab.fetch.folder import Target
+    from toolkit.lab.fetch import Target
 
     chosen = arguments.overrides
     arguments.overrides = [*chosen, "offline_dir=null"]
@@ -56,7 +56,7 @@ def work(arguments: argparse.Namespace) -> None:
             target.keep_prepared()
             found = target.finish()
             if arguments.prepare:
-                from toolkit.lab.fetch.prepared import fetch_prepared
+                from toolkit.lab.fetch import fetch_prepared
 
                 arguments.overrides = [*chosen, f"offline_dir={folder}"]
                 _, loaded = _recipe_config.load(arguments)
@@ -76,10 +76,7 @@ def _fetch(target: Target, cfg: Config, task: Task) -> None:
 
     from toolkit.base.errors import InputError
     from toolkit.base.offline import MODEL, Source
-    from toolkit.lab.fetch.folder import MODEL_FOLDER
-    from toolkit.lab.fetch.hub import commit_of
-    from toolkit.lab.fetch.model import model_file_names, model_source
-    from toolkit.lab.fetch.rows import fetch_dataset, fetch_files
+    from toolkit.lab.fetch import MODEL_FOLDER, commit_of, fetch_dataset, fetch_files, model_file_names, model_source
 
     model = cfg.model
     if model.name_or_path is not None:

@@ -15,8 +15,8 @@ from toolkit.commands.options import at_least
 from toolkit.config.sections import Config
 
 if TYPE_CHECKING:
-    from toolkit.lab.launch import Launch
-    from toolkit.lab.lr_find.reading import Reading
+    from toolkit.lab.jobs.jobs import Launch
+    from toolkit.lab.lr_find import Reading
 
 STEPS, LEAST_STEPS = 100, 20
 RANGE = 1000.0
@@ -53,9 +53,9 @@ def work(arguments: argparse.Namespace) -> None:
     task_type, loaded = _recipe_config.load(arguments)
     from toolkit.base.console import quiet_libraries, say
     from toolkit.checks.run import refuse_wrong_launch
-    from toolkit.lab.launch import Launch, step_rows
-    from toolkit.lab.lr_find import page
-    from toolkit.lab.lr_find.reading import read
+    from toolkit.lab import lr_find
+    from toolkit.lab.jobs.jobs import Launch, step_rows
+    from toolkit.lab.lr_find import read
 
     cfg = loaded.config
     low, high = _range(arguments, cfg)
@@ -87,8 +87,8 @@ def work(arguments: argparse.Namespace) -> None:
         "rows_per_step": step_rows(tested, launch.processes), "processes": launch.processes,
         "config": arguments.config, "command": shlex.join(arguments.command),
     }  # fmt: skip
-    page.write(found, output)
-    say("\n".join(["", *page.chart(found), "", *page.words(found), "", *page.choices(found)]))
+    lr_find.write(found, output)
+    say("\n".join(["", *lr_find.chart(found), "", *lr_find.words(found), "", *lr_find.choices(found)]))
     say(f"\nwritten to {output}/lr_find.html, .md, .json, .svg and .png")
 
 

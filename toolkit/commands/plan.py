@@ -19,8 +19,8 @@ from toolkit.recipe import load_settings
 if TYPE_CHECKING:
     from toolkit.api.task import Task
     from toolkit.footprint.simulate import Footprint, Subject
+    from toolkit.lab.plan.estimates import Load, Planner, Scaling
     from toolkit.lab.plan.measure import Correction, Measured
-    from toolkit.lab.plan.strategies import Load, Planner, Scaling
 
 OF_THE_DRIVER = 512 * 2**20
 """Bytes that a GPU's driver reserves per process for context, kernel code and library workspaces."""
@@ -59,7 +59,7 @@ def work(arguments: argparse.Namespace) -> None:
         ToolkitError: if settings or data cannot be used.
         RunError: if the calibration fails.
     """
-    from toolkit.lab.plan.units import parse_bytes
+    from toolkit.lab.plan.report import parse_bytes
 
     if arguments.bandwidth and not arguments.calibrate:
         raise InputError("--bandwidth: has no effect without --calibrate, which measures the compute time")
@@ -72,7 +72,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.checks.run import refuse_wrong_settings
     from toolkit.footprint.simulate import simulate
     from toolkit.lab.plan import report
-    from toolkit.lab.plan.strategies import Planner
+    from toolkit.lab.plan.estimates import Planner
     from toolkit.lab.plan.subject import subject_of
 
     cfg = loaded.config
@@ -111,8 +111,8 @@ def _strategies(planner: Planner, found: dict[str, Any]) -> None:
 
 
 def _heading(subject: Subject, footprint: Footprint) -> list[str]:
+    from toolkit.lab.plan.report import show_flops
     from toolkit.lab.plan.subject import sizes
-    from toolkit.lab.plan.units import show_flops
 
     train = subject.cfg.train
     where = "a GPU" if subject.fused_attention or subject.device.type == "cuda" else "the CPU"
@@ -141,7 +141,7 @@ def _calibrate(
     from toolkit.lab.jobs.training import unfrozen_at_once
     from toolkit.lab.plan import report
     from toolkit.lab.plan.measure import calibrate, rows_that_fit, serial_seconds
-    from toolkit.lab.plan.units import show_flops
+    from toolkit.lab.plan.report import show_flops
 
     rows = rows_that_fit(footprint)
     overrides = [*arguments.overrides, *written(unfrozen_at_once(cfg))]
@@ -183,9 +183,8 @@ def _scaling(
     if arguments.processes == 1:
         return []
     from toolkit.base.console import format_bytes, say
-    from toolkit.lab.plan.bandwidth import measured_bandwidth
-    from toolkit.lab.plan.measure import serial_seconds
-    from toolkit.lab.plan.strategies import scaling
+    from toolkit.lab.plan.estimates import scaling
+    from toolkit.lab.plan.measure import measured_bandwidth, serial_seconds
 
     if bandwidth is None and runs[-1].device != "cpu":
         say("The bandwidth between GPUs cannot be measured here: set --bandwidth to estimate the scaling.\n")
@@ -230,7 +229,7 @@ def _splits(planner: Planner, capacity: int, correction: Correction | None, foun
     """Finds and prints the splits of the model that fit."""
     from toolkit.base.console import say
     from toolkit.lab.plan import report
-    from toolkit.lab.plan.strategies import fitting_splits
+    from toolkit.lab.plan.estimates import fitting_splits
 
     splits = fitting_splits(planner, capacity, _on_gpu(correction).peak)
     found["splits"] = asdict(splits)

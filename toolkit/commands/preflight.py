@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from toolkit.api.task import Task
     from toolkit.checks.check import Findings
     from toolkit.config.sections import Config
-    from toolkit.lab.preflight.found import Found
+    from toolkit.lab.preflight import Found
 
 SIZES = "the sizes in parallel"
 """What `validate` cannot check without processes, and this command checks with `--processes`."""
@@ -40,7 +40,7 @@ def work(arguments: argparse.Namespace) -> None:
     task_type = load_task_type(arguments.recipe)
     quiet_libraries()
     cfg = load_settings(task_type, arguments.config, arguments.overrides).config
-    from toolkit.lab.preflight.inputs import connect
+    from toolkit.lab.preflight import connect
 
     connect(cfg)
     findings = validate(task_type, arguments.config, arguments.overrides)
@@ -59,12 +59,11 @@ def _ask(cfg: Config, task: Task, findings: Findings, processes: int) -> Iterato
     from toolkit.base.errors import problems_of
     from toolkit.checks.model import process_problems
     from toolkit.checks.run import size_problems
-    from toolkit.lab.preflight import disks, inputs, machine
-    from toolkit.lab.preflight.found import Found, Needs
-    from toolkit.lab.preflight.needs import needs_of
+    from toolkit.lab import preflight
+    from toolkit.lab.preflight import Found, Needs, needs_of
 
     world = processes * int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-    yield from inputs.inputs(cfg)
+    yield from preflight.inputs(cfg)
     needs, reason = Needs(processes), "its settings or inputs are wrong"
     if not findings.problems:
         sizes = (*size_problems(cfg, world), *process_problems(cfg, world))
@@ -75,11 +74,11 @@ def _ask(cfg: Config, task: Task, findings: Findings, processes: int) -> Iterato
             needs, reason = (found or [needs])[0], " ".join(reasons)
     if needs.memory is None:
         yield Found("prediction", f"none: {reason or 'DeepSpeed keeps more than is known'}")
-    yield from disks.folders(cfg, needs)
-    yield from disks.stage(cfg, task)
-    yield from machine.devices(needs)
-    yield machine.port()
-    yield from machine.trackers(cfg)
+    yield from preflight.folders(cfg, needs)
+    yield from preflight.stage(cfg, task)
+    yield from preflight.devices(needs)
+    yield preflight.port()
+    yield from preflight.trackers(cfg)
 
 
 def _show(table: list[Found]) -> None:

@@ -15,7 +15,7 @@ from toolkit.commands import _recipe_config, options
 from toolkit.commands.options import at_least
 
 if TYPE_CHECKING:
-    from toolkit.lab.launch import Launch
+    from toolkit.lab.jobs.jobs import Launch
 
 SKIPPED, LEAST_SKIPPED, STEPS = 5, 2, 5
 """What split models send is counted in their first two steps, which slows these down."""
@@ -47,11 +47,10 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.files import write_bytes
     from toolkit.checks.run import refuse_wrong_launch
     from toolkit.config.keys import written
+    from toolkit.lab.jobs.jobs import Launch
     from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
-    from toolkit.lab.launch import Launch
-    from toolkit.lab.profile import page
-    from toolkit.lab.profile.report import advice_of, is_setting
-    from toolkit.lab.profile.summary import found_of
+    from toolkit.lab.profile import report
+    from toolkit.lab.profile.report import advice_of, found_of, is_setting
 
     launch = Launch.of(arguments.launch, arguments.processes)
     launch.check(1)
@@ -80,10 +79,10 @@ def work(arguments: argparse.Namespace) -> None:
         return True
 
     found["advice"] = advice_of(found, cfg, allowed)
-    page.write(found, output)
-    write_bytes(output / page.TRACE, gzip.compress(trace, COMPRESSION, mtime=0))
-    page.show(found)
-    say(f"\nwritten to {output}/profile.html, .md, .json and {page.TRACE}")
+    report.write(found, output)
+    write_bytes(output / report.TRACE, gzip.compress(trace, COMPRESSION, mtime=0))
+    report.show(found)
+    say(f"\nwritten to {output}/profile.html, .md, .json and {report.TRACE}")
 
 
 def _measured(arguments: argparse.Namespace, overrides: list[str], launch: Launch, folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from toolkit.base.files import expanded
 from toolkit.commands import options
 
 if TYPE_CHECKING:
-    from toolkit.lab.board.entry import Entry
+    from toolkit.lab.board import Entry
     from toolkit.report.runs import Record
 
 
@@ -44,8 +44,7 @@ def work(arguments: argparse.Namespace) -> None:
     """
     from toolkit.base.console import say
     from toolkit.base.errors import InputError
-    from toolkit.lab.board.entry import entry_of, refuse_unknown
-    from toolkit.lab.board.where import chosen
+    from toolkit.lab.board import chosen, entry_of, refuse_unknown
     from toolkit.report.runs import find_records, repeats
 
     files = {name: options.output_file(path, f"--{name}") for name in ("html", "csv")
@@ -73,12 +72,12 @@ def _write(entries: Sequence[Entry], names: Sequence[str], files: dict[str, Path
     """Writes the page and the CSV file, if they are asked for, and says so."""
     from toolkit.base.console import say
     from toolkit.base.files import write_text
-    from toolkit.lab.board import columns, page
+    from toolkit.lab import board
 
-    shown = names or columns.default_columns(entries)
+    shown = names or board.default_columns(entries)
     contents = {
-        "html": lambda: page.render(entries, shown, f"Runs in {folder.absolute().name}"),
-        "csv": lambda: columns.as_csv(entries, shown),
+        "html": lambda: board.render(entries, shown, f"Runs in {folder.absolute().name}"),
+        "csv": lambda: board.as_csv(entries, shown),
     }
     for name, file in files.items():
         write_text(file, contents[name]())
@@ -90,7 +89,7 @@ def _print(entries: Sequence[Entry], columns: Sequence[str], sort: str | None) -
 
     from toolkit.base.console import plain, rich_console
     from toolkit.document.blocks import shown
-    from toolkit.lab.board.columns import cell
+    from toolkit.lab.board import cell
 
     table = Table(box=None, pad_edge=False)
     for name in ("run", *(columns or ("recipe", "engine", "steps", "score", "time"))):

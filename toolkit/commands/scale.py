@@ -17,8 +17,8 @@ from toolkit.config.sections import Config
 
 if TYPE_CHECKING:
     from toolkit.api.task import Task
-    from toolkit.lab.launch import Launch
-    from toolkit.lab.scale.runs import Scale
+    from toolkit.lab.jobs.jobs import Launch
+    from toolkit.lab.scale import Scale
 
 ROUNDS, SCALE_STEPS, LEAST_SCALE_STEPS = 3, 20, 3
 PROCESSES = (1, 2)
@@ -59,7 +59,9 @@ def work(arguments: argparse.Namespace) -> None:
     scale = _scale(arguments)
     from toolkit.base.console import say
     from toolkit.checkpoint.output_folder import OutputLock
-    from toolkit.lab.scale import page, results, runs
+    from toolkit.lab import scale as page
+    from toolkit.lab import scale as results
+    from toolkit.lab import scale as runs
 
     scale.folder.mkdir(parents=True, exist_ok=True)
     rows = next(iter(scale.configs.values())).train.per_device_train_batch_size
@@ -82,8 +84,8 @@ def _scale(arguments: argparse.Namespace) -> Scale:
     task_type, loaded = _recipe_config.load(arguments)
     from toolkit.base.console import quiet_libraries
     from toolkit.data.row_cache import code_fingerprint
-    from toolkit.lab.launch import Launch
-    from toolkit.lab.scale.runs import Scale, threads_of
+    from toolkit.lab.jobs.jobs import Launch
+    from toolkit.lab.scale import Scale, threads_of
 
     quiet_libraries()
     launch = Launch.of(arguments.launch, arguments.processes[-1])
@@ -119,9 +121,9 @@ def _checked(
     """
     from toolkit.checks.run import refuse_wrong_launch
     from toolkit.config.keys import written
+    from toolkit.lab.jobs.jobs import step_rows
     from toolkit.lab.jobs.strategies import Technique, window_settings
     from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
-    from toolkit.lab.launch import step_rows
 
     settings = FEW_STEPS | unfrozen_at_once(configured) | {"train.max_steps": arguments.steps}
     plain = [*arguments.overrides, *written(settings)]

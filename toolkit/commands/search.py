@@ -14,7 +14,7 @@ from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import expanded
 from toolkit.commands import _recipe_config, options
 from toolkit.commands.options import at_least
-from toolkit.lab.search.methods import METHODS
+from toolkit.lab.search.space import METHODS
 
 if TYPE_CHECKING:
     from toolkit.lab.search.study import Search
@@ -84,20 +84,20 @@ def work(arguments: argparse.Namespace) -> None:
         raise InputError(f"{names[missing[0]]} is required (or --show DIR)")
     began = time.monotonic()
     search = _search(arguments)
-    from toolkit.lab.search import folder, progress, results
+    from toolkit.lab.search import report
     from toolkit.lab.search.study import Book
     from toolkit.lab.search.trials import own_settings
 
-    known = folder.claim(search, arguments.command)
+    known = report.claim(search, arguments.command)
     book = Book(search, known["owner"], own_settings(search.base))
     try:
         winner = _run(search, book)
     except KeyboardInterrupt:
         print("\nstopped by Ctrl-C; the same command goes on with the remaining trials", file=sys.stderr)
         sys.exit(EXIT_INTERRUPT)
-    found = results.build(folder.shown_facts(known), book.study, winner, time.monotonic() - began)
-    folder.write(found, search.folder)
-    progress.show(found)
+    found = report.build(report.shown_facts(known), book.study, winner, time.monotonic() - began)
+    report.write(found, search.folder)
+    report.show(found)
     print(f"\nwritten to {search.folder}/search.html, .md and .json")
 
 
@@ -107,26 +107,26 @@ def _run(search: Search, book: Any) -> dict[str, Any] | None:
 
     from toolkit.base.files import write_json
     from toolkit.checkpoint.output_folder import OutputLock
-    from toolkit.lab.search import folder, population, progress, running, winner
+    from toolkit.lab.search import population, report, trials, winner
     from toolkit.lab.search.space import overrides_of
 
     def told(number: int, result: dict[str, Any]) -> None:
         params = result.get("settings") or book.trials()[number].params
-        progress.tell(number, result, overrides_of(params), search.metric.name)
+        report.tell(number, result, overrides_of(params), search.metric.name)
 
     book.open()
     if search.method == "pbt":
         with OutputLock(search.folder):
             population.run(search, book, told)
     else:
-        running.run(search, book, told)
+        trials.run(search, book, told)
     if any(each.state.name == "RUNNING" for each in book.trials()):
         print("some trials are not over: they run elsewhere, or the time is over", flush=True)
-        return folder.winner_of(search.folder)
+        return report.winner_of(search.folder)
     with FileLock(search.folder / "score.lock"):
         found = winner.score(search, book)
         if found is not None:
-            write_json(search.folder / folder.WINNER, found)
+            write_json(search.folder / report.WINNER, found)
     return found
 
 
@@ -135,11 +135,9 @@ def _search(arguments: argparse.Namespace) -> Search:
     task_type, loaded = _recipe_config.load(arguments)
     from toolkit.api.run import best_metric
     from toolkit.base.console import quiet_libraries
-    from toolkit.lab.launch import Launch
-    from toolkit.lab.search.methods import refuse_misfit
-    from toolkit.lab.search.space import grid_of, read_space
-    from toolkit.lab.search.storage import require_optuna
-    from toolkit.lab.search.study import Search
+    from toolkit.lab.jobs.jobs import Launch
+    from toolkit.lab.search.space import grid_of, read_space, refuse_misfit
+    from toolkit.lab.search.study import Search, require_optuna
     from toolkit.lab.search.trials import refuse_too_many
 
     require_optuna()
@@ -177,12 +175,12 @@ def _search(arguments: argparse.Namespace) -> Search:
 
 def _show(arguments: argparse.Namespace) -> None:
     """Shows the search in a folder, and writes nothing."""
-    from toolkit.lab.search import folder, progress, results
-    from toolkit.lab.search.storage import load_study
+    from toolkit.lab.search import report
+    from toolkit.lab.search.study import load_study
 
     place = expanded(arguments.show)
-    known = folder.read(place)
+    known = report.read(place)
     if known is None:
         raise InputError(f"--show: {place.absolute()} is not the folder of a search")
     study = load_study(place, known["name"], arguments.storage)
-    progress.show(results.build(folder.shown_facts(known), study, folder.winner_of(place), 0.0))
+    report.show(report.build(report.shown_facts(known), study, report.winner_of(place), 0.0))

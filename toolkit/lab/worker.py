@@ -16,17 +16,17 @@ from toolkit.base.package import import_object
 from toolkit.base.processes import EXIT_LOST_PEER, die_with_parent, end_process, is_first_rank
 
 WORK = {
-    "bandwidth": "toolkit.lab.plan.bandwidth.measure_bandwidth",
-    "baseline": "toolkit.lab.baseline.worker.measure",
-    "batch_find_longest": "toolkit.lab.batch_find.worker.longest_steps",
-    "batch_find_timed": "toolkit.lab.batch_find.worker.timed_steps",
-    "calibrate": "toolkit.lab.plan.worker.measure_steps",
+    "bandwidth": "toolkit.lab.plan.measure.measure_bandwidth",
+    "baseline": "toolkit.lab.baseline.measure",
+    "batch_find_longest": "toolkit.lab.batch_find.longest_steps",
+    "batch_find_timed": "toolkit.lab.batch_find.timed_steps",
+    "calibrate": "toolkit.lab.plan.measure.measure_steps",
     "certify": "toolkit.lab.certify.worker.train",
-    "collectives": "toolkit.lab.collectives.measure.measure",
-    "compare": "toolkit.lab.compare.worker.measure",
-    "cross_validate": "toolkit.lab.cross_validate.worker.measure",
-    "lr_find": "toolkit.lab.lr_find.ramp.measure",
-    "profile": "toolkit.lab.profile.worker.measure",
+    "collectives": "toolkit.lab.collectives",
+    "compare": "toolkit.lab.compare.runs.measure",
+    "cross_validate": "toolkit.lab.cross_validate.measure",
+    "lr_find": "toolkit.lab.lr_find.measure",
+    "profile": "toolkit.lab.profile.measure.measure",
     "search": "toolkit.lab.search.worker.train",
     "search_score": "toolkit.lab.search.worker.score",
 }

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from runs import ROOT
 
 from toolkit.lab.init.files import name_of
-from toolkit.lab.init.guess import WIDTH
+from toolkit.lab.init.guesses import WIDTH
 
 SMALL_BERT = ("model_type=bert", "hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "vocab_size=300")
 SMALL_T5 = ("model_type=t5", "vocab_size=300", "d_model=16", "d_ff=16", "d_kv=8", "num_heads=2", "num_layers=1")

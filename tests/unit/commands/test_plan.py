@@ -22,11 +22,10 @@ from toolkit.config.sections import ModelConfig, ParallelConfig
 from toolkit.footprint.predict import stretched, with_rows
 from toolkit.footprint.simulate import Footprint, simulate
 from toolkit.lab.plan import report
-from toolkit.lab.plan.estimates import Estimate, estimated
+from toolkit.lab.plan.estimates import Estimate, Planner, estimated, fitting_splits, scaling
 from toolkit.lab.plan.fit import smallest_fit
 from toolkit.lab.plan.measure import Correction, Measured, fitted, serial_seconds
-from toolkit.lab.plan.strategies import Planner, fitting_splits, scaling
-from toolkit.lab.plan.units import parse_bytes, show_flops
+from toolkit.lab.plan.report import parse_bytes, show_flops
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.tasks.tokens import labelled_positions
 

@@ -11,11 +11,9 @@ from runs import ROOT, TINY
 
 from toolkit.base.errors import RunError
 from toolkit.commands.cli import main
-from toolkit.lab.batch_find import page, search, worker
-from toolkit.lab.batch_find.search import Search, Tried, best_of
-from toolkit.lab.batch_find.sizes import Size, sizes_of
-from toolkit.lab.jobs.jobs import Outcome
-from toolkit.lab.launch import Launch
+from toolkit.lab import batch_find
+from toolkit.lab.batch_find import Search, Size, Tried, best_of, sizes_of
+from toolkit.lab.jobs.jobs import Launch, Outcome
 from toolkit.recipe import load_settings, load_task_type
 
 TASKS = ("translation", "language_modeling")
@@ -112,11 +110,11 @@ def searched(monkeypatch, outcomes: dict[int, list[Outcome]], capacity: int = 2*
     """Returns what a search finds whose launches end as given; others train, with 1 MiB for each row."""
     cfg = load("train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=2")
     subject = SimpleNamespace()
-    monkeypatch.setattr(search, "simulate", lambda subject: SimpleNamespace(rows=subject))
-    monkeypatch.setattr(search, "resized", lambda subject, cfg: cfg.train.per_device_train_batch_size)
-    monkeypatch.setattr(search, "Footprint", lambda rows: SimpleNamespace(rows=rows))
+    monkeypatch.setattr(batch_find, "simulate", lambda subject: SimpleNamespace(rows=subject))
+    monkeypatch.setattr(batch_find, "resized", lambda subject, cfg: cfg.train.per_device_train_batch_size)
+    monkeypatch.setattr(batch_find, "Footprint", lambda rows: SimpleNamespace(rows=rows))
     monkeypatch.setattr(
-        search, "estimated", lambda found, cfg, processes: SimpleNamespace(states=0, passing=found.rows * 2**20)
+        batch_find, "estimated", lambda found, cfg, processes: SimpleNamespace(states=0, passing=found.rows * 2**20)
     )
 
     def result(tried, work):
@@ -135,13 +133,13 @@ def searched(monkeypatch, outcomes: dict[int, list[Outcome]], capacity: int = 2*
 
 
 def test_a_search_ends_at_the_first_that_runs_out_of_memory(monkeypatch):
-    found = searched(monkeypatch, {4: [Outcome(error=worker.OUT_OF_MEMORY + "tried to allocate 2 GiB")]})
+    found = searched(monkeypatch, {4: [Outcome(error=batch_find.OUT_OF_MEMORY + "tried to allocate 2 GiB")]})
     assert [(each.size.micro_batch, each.fits) for each in found] == [(1, True), (2, True), (4, False)]
     assert found[-1].refused == "it does not fit: tried to allocate 2 GiB"
     assert [len(each.seconds) for each in found] == [2, 2, 0]
-    result = page.found_of(found, 4, {"unit": "rows", "scale_lr": None})
+    result = batch_find.found_of(found, 4, {"unit": "rows", "scale_lr": None})
     assert (result["best"], result["largest"], result["faster"]) == (2, 2, None)
-    assert page.words(result)[-1] == "Largest: 2 rows; with 4, it does not fit."
+    assert batch_find.words(result)[-1] == "Largest: 2 rows; with 4, it does not fit."
 
 
 def test_rounds_that_differ_are_told():
@@ -149,8 +147,8 @@ def test_rounds_that_differ_are_told():
     for each, factor in ((calm, 1.1), (disturbed, 1.5)):
         each.seconds.append([seconds * factor for seconds in each.seconds[0]])
     facts = {"unit": "rows", "scale_lr": None}
-    assert "differ" not in "\n".join(page.words(page.found_of([calm], 1, facts)))
-    assert page.words(page.found_of([calm, disturbed], 1, facts))[-1] == (
+    assert "differ" not in "\n".join(batch_find.words(batch_find.found_of([calm], 1, facts)))
+    assert batch_find.words(batch_find.found_of([calm, disturbed], 1, facts))[-1] == (
         "The two rounds differ by up to 50%: repeat this on a quiet machine."
     )
 
@@ -179,7 +177,7 @@ def test_without_a_size_that_fits_the_reason_is_the_error(monkeypatch):
 
 def test_settings_that_a_size_may_not_have_are_told(monkeypatch):
     made = [Size(3, 3, 8, {"train.per_device_train_batch_size": 0}), Size(8, 8, 8, {})]
-    monkeypatch.setattr("toolkit.lab.batch_find.search.simulate", lambda subject: pytest.fail("was simulated"))
+    monkeypatch.setattr("toolkit.lab.batch_find.simulate", lambda subject: pytest.fail("was simulated"))
     found = Search(None, lambda more: load(*more), 0, Launch(None, 1, {}), {}, 1).run(made[:1])
     assert "train.per_device_train_batch_size" in found[0].refused
     assert found[0].estimate is None
@@ -187,9 +185,9 @@ def test_settings_that_a_size_may_not_have_are_told(monkeypatch):
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory. Tried"), MemoryError("no")])
 def test_errors_about_memory_are_told_apart(error):
-    with pytest.raises(RunError, match=f"^{worker.OUT_OF_MEMORY}"), worker._told_of_memory():
+    with pytest.raises(RunError, match=f"^{batch_find.OUT_OF_MEMORY}"), batch_find._told_of_memory():
         raise error
-    with pytest.raises(RuntimeError, match="shapes"), worker._told_of_memory():
+    with pytest.raises(RuntimeError, match="shapes"), batch_find._told_of_memory():
         raise RuntimeError("shapes do not match")
 
 

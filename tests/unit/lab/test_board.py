@@ -13,9 +13,8 @@ import pytest
 from browser import needs_browser, open_page
 
 from toolkit.base.errors import InputError
-from toolkit.lab.board import columns, page
-from toolkit.lab.board.entry import Entry, entry_of
-from toolkit.lab.board.where import chosen
+from toolkit.lab import board
+from toolkit.lab.board import Entry, chosen, entry_of
 from toolkit.report.facts import sealed
 from toolkit.report.runs import find_records
 
@@ -96,19 +95,19 @@ def test_a_condition_that_cannot_be_met_is_refused(folder, condition, message):
 
 def test_columns_are_what_differs_and_what_was_measured(folder):
     found = entries(folder)
-    names = columns.default_columns(found)
+    names = board.default_columns(found)
     assert names == [
         "train.learning_rate", "train.optim", "train.warmup_steps", "eval_accuracy", "eval_loss", "train_loss", "loss",
         "steps", "train_seconds",
     ]  # fmt: skip
-    rows = list(csv.reader(io.StringIO(columns.as_csv(found, names))))
+    rows = list(csv.reader(io.StringIO(board.as_csv(found, names))))
     assert rows[0] == ["run", "state", *names]
     assert rows[1] == ["a", "finished", "1e-05", "sgd", "", "1.0", "", "0.1", "", "40", "160.0"]
     assert rows[3] == ["c", "step 10 of 40", "0.001", "auto", "0.1", "0.25", "0.2", "", "0.1", "10", ""]
 
 
 def test_a_curve_has_steps_and_the_training_time(folder):
-    drawn = page.overlay(entries(folder))
+    drawn = board.overlay(entries(folder))
     assert (drawn.runs, drawn.chosen) == (["a", "below/b", "c"], [0, 1, 2])
     assert list(drawn.charts) == ["loss", "eval_loss", "eval_accuracy", "interval_items_per_second"]
     assert drawn.shown == ["loss", "eval_loss", "eval_accuracy"]
@@ -124,12 +123,12 @@ def test_two_hundred_long_runs_make_a_page_of_a_few_megabytes(tmp_path):
     for number in range(200):
         write_run(tmp_path / f"run-{number}", number / 1e5, steps=600)
     found = entries(tmp_path)
-    drawn = page.overlay(found)
-    assert len(drawn.chosen) == page.FIRST
-    assert sum(len(steps) for runs in drawn.charts.values() for steps, _, _ in runs.values()) <= 1.1 * page.POINTS
+    drawn = board.overlay(found)
+    assert len(drawn.chosen) == board.FIRST
+    assert sum(len(steps) for runs in drawn.charts.values() for steps, _, _ in runs.values()) <= 1.1 * board.POINTS
     steps, _, values = drawn.charts["loss"][0]
     assert (steps[0], steps[-1], values[0]) == (2, 600, 0.5)
-    html = page.render(found, columns.default_columns(found), "Runs")
+    html = board.render(found, board.default_columns(found), "Runs")
     assert html.count("data-run=") == 200
     assert len(html) < 8e6
 
@@ -183,7 +182,7 @@ def test_the_page_in_a_browser(tmp_path):
     write_run(tmp_path / "runs" / "b", 2e-4, f"  optim: {json.dumps(evil)}")
     write_run(tmp_path / "runs" / "c & <b>", 0.001, "  optim: auto", finished=False, steps=10)
     found = entries(tmp_path / "runs")
-    html = page.render(found, columns.default_columns(found), f"Runs {evil}")
+    html = board.render(found, board.default_columns(found), f"Runs {evil}")
     assert "<script>alert" not in html
     assert html.count("://") == html.count('NS("http://www.w3.org/2000/svg"') == 1  # a name, no address
     (tmp_path / "board.html").write_text(html, encoding="utf-8")
@@ -215,7 +214,7 @@ def test_the_page_in_a_browser(tmp_path):
 
 
 def test_values_that_are_not_finite_are_missing_cells():
-    assert columns.cell(math.nan) is None
-    assert columns.cell(None) is None
-    assert columns.cell([1, "a"]) == '[1, "a"]'
-    assert columns.cell(True) == "true"
+    assert board.cell(math.nan) is None
+    assert board.cell(None) is None
+    assert board.cell([1, "a"]) == '[1, "a"]'
+    assert board.cell(True) == "true"

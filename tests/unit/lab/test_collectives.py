@@ -7,15 +7,15 @@ import json
 import pytest
 
 from toolkit.commands.cli import main
-from toolkit.lab.collectives import page
-from toolkit.lab.collectives.measure import OPERATIONS, SIZES, factor
+from toolkit.lab import collectives
+from toolkit.lab.collectives import OPERATIONS, SIZES, factor
 
 
 def found(latency: float, rate: float, processes: int = 4) -> dict:
     """Returns what is found where each process sends `rate` bytes per second."""
     seconds = {name: [latency + factor(name, processes) * size / rate for size in SIZES] for name in OPERATIONS}
     measured = {"seconds": seconds, "backend": "gloo", "device": "cpu"}
-    return page.found_of(measured, SIZES, {"processes": processes, "command": "toolkit collectives"})
+    return collectives.found_of(measured, SIZES, {"processes": processes, "command": "toolkit collectives"})
 
 
 def measure(*arguments: str, code: int = 0) -> None:
@@ -26,7 +26,7 @@ def measure(*arguments: str, code: int = 0) -> None:
 
 def test_latency_and_bandwidth_are_found():
     operations = found(1e-3, 2e9)["operations"]
-    assert set(operations) == set(page.USES) == set(OPERATIONS)
+    assert set(operations) == set(collectives.USES) == set(OPERATIONS)
     for name, each in operations.items():
         assert each["latency"] == pytest.approx(1e-3, rel=0.01)
         assert each["bandwidth"] == pytest.approx(2e9, rel=1e-3)
@@ -43,13 +43,13 @@ def test_an_operation_sends_what_rings_send():
     ("seconds", "text"), [(1.234e-5, "12.3 us"), (0.0123, "12.3 ms"), (0.9999, "1 s"), (2.5, "2.5 s")]
 )
 def test_short_times_have_units(seconds, text):
-    assert page.duration(seconds) == text
+    assert collectives.duration(seconds) == text
 
 
 def test_the_page_and_the_terminal_show_every_size():
     shown = found(1e-4, 1e12)
-    assert [row[1].text for row in page.summary(shown).rows] == ["100 us"] * 4
-    for table in page.tables(shown):
+    assert [row[1].text for row in collectives.summary(shown).rows] == ["100 us"] * 4
+    for table in collectives.tables(shown):
         assert len(table.rows) == len(SIZES)
         assert table.rows[0][0].text == "1 KiB"
         assert table.rows[-1][0].text == "64 MiB"

@@ -19,25 +19,35 @@ from toolkit.base.errors import ConfigError, InputError
 from toolkit.commands.cli import main
 from toolkit.config.sections import ParallelConfig
 from toolkit.document import render
-from toolkit.lab import finished
-from toolkit.lab.compare.checking import Checked, check_variants
-from toolkit.lab.compare.files import write
-from toolkit.lab.compare.meter import count_positions
-from toolkit.lab.compare.notes import busy_at_start, kept, notes
-from toolkit.lab.compare.page import sections, title_and_lead
-from toolkit.lab.compare.progress import keep_and_show
+from toolkit.lab.compare.page import (
+    excuse,
+    kept,
+    legend,
+    marked,
+    metric_table,
+    notes,
+    pairs,
+    sections,
+    table,
+    title_and_lead,
+    write,
+)
+from toolkit.lab.compare.page import strategy_lines as lines
 from toolkit.lab.compare.report import build
-from toolkit.lab.compare.running import run_repeats
-from toolkit.lab.compare.runs import Comparison, repeats_of, trained_run
-from toolkit.lab.compare.scores import difference, metrics_of
-from toolkit.lab.compare.statistics import Figure, pareto, summarise
-from toolkit.lab.compare.strategies import pairs
-from toolkit.lab.compare.strategies import strategy_lines as lines
-from toolkit.lab.compare.table import excuse, legend, marked, metric_table, table
-from toolkit.lab.compare.variants import QUESTIONS, Variant, combine, of_question, read_switch
+from toolkit.lab.compare.runs import (
+    Comparison,
+    busy_at_start,
+    count_positions,
+    keep_and_show,
+    repeats_of,
+    run_repeats,
+    trained_run,
+)
+from toolkit.lab.compare.statistics import Figure, difference, metrics_of, pareto, summarise
+from toolkit.lab.compare.variants import QUESTIONS, Checked, Variant, check_variants, combine, of_question, read_switch
 from toolkit.lab.jobs import jobs
+from toolkit.lab.jobs.jobs import Launch, step_rows
 from toolkit.lab.jobs.strategies import BATCH, techniques, window_settings
-from toolkit.lab.launch import Launch, step_rows
 from toolkit.metrics.score import Score
 from toolkit.recipe import load_settings, load_task_type
 
@@ -372,10 +382,10 @@ def test_the_last_part_writes_the_comparison_although_runs_have_failed(compariso
 def test_equal_machines_share_a_comparison(comparison, monkeypatch):
     asked, _ = comparison("adamw_torch", "adafactor", seeds=(1,))
     run_repeats(asked, repeats_of(asked), lambda: None)
-    here = finished.hardware()
+    here = jobs.hardware()
     more = {"memory_bytes": here["memory_bytes"] + 2**20, "system": "another kernel"}
     for change, states in ((more, ["kept"] * 2), ({"cpus": 999}, ["waiting"] * 2)):
-        monkeypatch.setattr(finished, "hardware", lambda change=change: here | change)
+        monkeypatch.setattr(jobs, "hardware", lambda change=change: here | change)
         assert [repeat.state for repeat in repeats_of(asked)] == states
 
 

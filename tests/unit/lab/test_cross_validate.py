@@ -16,8 +16,8 @@ from runs import ROOT, TINY, predictions
 from scipy import stats
 
 from toolkit.commands.cli import main
-from toolkit.lab.cross_validate import page
-from toolkit.lab.cross_validate.summary import interval
+from toolkit.lab import cross_validate
+from toolkit.lab.cross_validate import interval
 
 DATA = ROOT / "recipes/data/reviews"
 FILES = (f"data.train_file={DATA / 'train.csv'}", f"data.validation_file={DATA / 'validation.csv'}")
@@ -89,7 +89,7 @@ def test_the_interval_is_wider_than_that_of_independent_scores():
     half = stats.t.ppf(0.975, 3) * (statistics.variance(values) * (1 / 4 + 1 / 3)) ** 0.5
     assert (found["low"], found["high"]) == pytest.approx((0.7875 - half, 0.7875 + half))
     assert interval([0.5, float("nan")])["mean"] is None
-    shown = page.summary({"metric": "a", "metrics": {"a": interval([0.5, float("nan")])}})
+    shown = cross_validate.summary({"metric": "a", "metrics": {"a": interval([0.5, float("nan")])}})
     assert shown.rows == [["a", None, "not finite in every fold", None]]
 
 

@@ -17,9 +17,9 @@ from runs import ROOT, TINY
 
 from toolkit.commands.cli import main
 from toolkit.lab.doctor import duplicates, label_errors
-from toolkit.lab.doctor.predicted import Predicted
+from toolkit.lab.doctor.duplicates import BANDS, pieces, similar_pairs, similarity, text_keys
+from toolkit.lab.doctor.label_errors import Predicted
 from toolkit.lab.doctor.report import TITLES, lines
-from toolkit.lab.doctor.similar import BANDS, pieces, similar_pairs, similarity, text_keys
 from toolkit.recipe import load_settings, load_task_type
 
 WORDS = [

@@ -17,8 +17,7 @@ from runs import ROOT, assert_same_weights, lines
 
 from toolkit.base.offline import read_fetched
 from toolkit.config.sections import ModelConfig
-from toolkit.lab.fetch.model import model_file_names
-from toolkit.lab.fetch.rows import save_split
+from toolkit.lab.fetch import model_file_names, save_split
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,7 @@ from toolkit.commands.cli import main
 from toolkit.config.keys import written
 from toolkit.lab.jobs.jobs import Trial, run_trials
 from toolkit.lab.jobs.training import STEPS_ONLY
-from toolkit.lab.lr_find.ramp import RunningMean
-from toolkit.lab.lr_find.reading import Reading, read, smooth
+from toolkit.lab.lr_find import Reading, RunningMean, read, smooth
 from toolkit.recipe import load_settings, load_task_type
 
 RATES = np.geomspace(1e-5, 10, 120)

@@ -14,8 +14,8 @@ from commands import run_command
 from runs import ROOT
 
 from toolkit.config.sections import TrackingConfig
-from toolkit.lab.preflight import disks, inputs, machine
-from toolkit.lab.preflight.found import Needs
+from toolkit.lab import preflight
+from toolkit.lab.preflight import Needs
 
 CONFIG = ["reviews", "--config", f"{ROOT}/recipes/configs/reviews/smoke.yaml"]
 Usage = namedtuple("Usage", "total used free")
@@ -83,15 +83,15 @@ def test_processes_that_the_model_or_the_layout_do_not_allow(tmp_path, capsys):
 
 def test_space_inodes_and_shared_memory(settings, monkeypatch):
     plenty = Needs(1, disk=1000, files=100, shared=1000)
-    assert problems(disks.folders(settings, plenty)) == []
+    assert problems(preflight.folders(settings, plenty)) == []
     with monkeypatch.context() as patched:
-        patched.setattr(disks, "_inodes", lambda folder: 7)
-        first, *_ = problems(disks.folders(settings, plenty))
+        patched.setattr(preflight, "_inodes", lambda folder: 7)
+        first, *_ = problems(preflight.folders(settings, plenty))
         assert first.startswith("output_dir: the file system of ")
         assert "room for 7 more files (inodes), and about 100 are needed" in first
     monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(GIB, 0, GIB))
     huge = Needs(1, disk=2 * GIB, shared=3 * GIB)
-    output, shared = problems(disks.folders(settings, huge))
+    output, shared = problems(preflight.folders(settings, huge))
     assert "1 GiB are free in" in output
     assert "about 2 GiB are needed" in output
     assert shared.startswith("/dev/shm: 1 GiB are free, and data loader workers hold about 3 GiB")
@@ -106,11 +106,11 @@ def test_folders_that_cannot_be_written_or_locked(settings, monkeypatch):
             raise NotImplementedError
 
     monkeypatch.setattr(filelock, "FileLock", NoLocks)
-    (problem,) = problems(disks.folders(settings, Needs(1)))
+    (problem,) = problems(preflight.folders(settings, Needs(1)))
     assert problem.startswith("cache: the file system of ")
     assert problem.endswith("has no locks; set HF_HOME or HF_DATASETS_CACHE to a folder on another disk")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", "/proc/none")
-    (problem,) = problems(disks.folders(settings, Needs(1)))
+    (problem,) = problems(preflight.folders(settings, Needs(1)))
     assert problem.startswith("cache: /proc cannot be written: ")
 
 
@@ -120,42 +120,42 @@ def test_gpus_against_processes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "A GPU")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (8 * GIB - index, 8 * GIB))
-    found = list(machine.devices(Needs(2, memory=GIB), {}))
+    found = list(preflight.devices(Needs(2, memory=GIB), {}))
     assert problems(found) == []
     assert [each.shown for each in found][:2] == ["2 x A GPU", "8 GiB free of about 1.5 GiB needed"]
-    few, memory = problems(machine.devices(Needs(4, memory=8 * GIB), {}))
+    few, memory = problems(preflight.devices(Needs(4, memory=8 * GIB), {}))
     assert few.startswith("GPUs: 4 processes need as many, and this machine has 2")
     assert "about 8.5 GiB are needed, and 8 GiB are free on the fullest GPU" in memory
     assert "`toolkit plan --gpu-memory 8191MiB ...` finds settings that fit" in memory
 
 
 def test_gpus_that_torch_does_not_find(monkeypatch):
-    monkeypatch.setattr(machine, "DRIVERS", ())
-    assert problems(machine.devices(Needs(1), {})) == []
-    (problem,) = problems(machine.devices(Needs(1), {"SLURM_GPUS_ON_NODE": "4"}))
+    monkeypatch.setattr(preflight, "DRIVERS", ())
+    assert problems(preflight.devices(Needs(1), {})) == []
+    (problem,) = problems(preflight.devices(Needs(1), {"SLURM_GPUS_ON_NODE": "4"}))
     assert problem.startswith("GPUs: the machine has 4, but torch finds none; this torch (")
-    assert problems(machine.devices(Needs(1), {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": ""})) == []
-    (problem,) = problems(machine.devices(Needs(2, memory=2**50), {}))
+    assert problems(preflight.devices(Needs(1), {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": ""})) == []
+    (problem,) = problems(preflight.devices(Needs(2, memory=2**50), {}))
     assert problem.startswith("memory: about 2048 TiB are needed")
 
 
 def test_the_port_is_that_of_the_job():
-    assert machine.port({}).shown == ""
-    assert machine.port({"SLURM_JOB_ID": "45123"}).shown.startswith("15123")
-    assert machine.port({"MASTER_PORT": str(_closed_port())}).problems == ()
+    assert preflight.port({}).shown == ""
+    assert preflight.port({"SLURM_JOB_ID": "45123"}).shown.startswith("15123")
+    assert preflight.port({"MASTER_PORT": str(_closed_port())}).problems == ()
     for wrong in ("none", "65536"):
-        assert machine.port({"MASTER_PORT": wrong}).problems[0].startswith(f"MASTER_PORT: received {wrong}, must be")
+        assert preflight.port({"MASTER_PORT": wrong}).problems[0].startswith(f"MASTER_PORT: received {wrong}, must be")
 
 
 def test_trackers_that_need_no_server():
     cfg: Any = SimpleNamespace(tracking=TrackingConfig(report_to=["tensorboard", "wandb", "mlflow", "trackio"]))
-    assert problems(machine.trackers(cfg, {"WANDB_MODE": "offline"})) == []
+    assert problems(preflight.trackers(cfg, {"WANDB_MODE": "offline"})) == []
     server = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{_closed_port()}"}
-    (problem,) = problems(machine.trackers(cfg, server))
+    (problem,) = problems(preflight.trackers(cfg, server))
     assert "mlflow cannot reach 127.0.0.1" in problem
     with socket.create_server(("127.0.0.1", 0)) as answers:
         server["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{answers.getsockname()[1]}"
-        assert problems(machine.trackers(cfg, server)) == []
+        assert problems(preflight.trackers(cfg, server)) == []
 
 
 def test_missing_files_of_weights_are_named(tmp_path):
@@ -166,10 +166,10 @@ def test_missing_files_of_weights_are_named(tmp_path):
     (tmp_path / "model-1.safetensors").touch()
     model = SimpleNamespace(name_or_path=str(tmp_path), revision=None)
     cfg: Any = SimpleNamespace(offline_dir=None, model=model)
-    (problem,) = problems(inputs.inputs(cfg))
+    (problem,) = problems(preflight.inputs(cfg))
     assert problem == f"model.name_or_path: model-2.safetensors of 2 files of weights are missing in {tmp_path}"
     (tmp_path / "model-2.safetensors").touch()
-    assert problems(inputs.inputs(cfg)) == []
+    assert problems(preflight.inputs(cfg)) == []
 
 
 def test_a_cache_without_all_weights(tmp_path, monkeypatch):
@@ -187,5 +187,5 @@ def test_a_cache_without_all_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     cfg: Any = SimpleNamespace(offline_dir=None, model=SimpleNamespace(name_or_path="tiny/bert", revision=None))
-    (problem,) = problems(inputs.inputs(cfg))
+    (problem,) = problems(preflight.inputs(cfg))
     assert problem == f"model.name_or_path: model-1.safetensors of 1 files of weights are missing in {snapshot}"

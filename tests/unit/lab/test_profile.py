@@ -12,11 +12,9 @@ import torch
 from runs import ROOT, TINY
 
 from toolkit.commands.cli import main
-from toolkit.lab.profile import page
-from toolkit.lab.profile.flops import FlopCount
-from toolkit.lab.profile.loader import slowest
-from toolkit.lab.profile.report import advice_of
-from toolkit.lab.profile.summary import found_of
+from toolkit.lab.profile import report
+from toolkit.lab.profile.measure import FlopCount, slowest
+from toolkit.lab.profile.report import advice_of, found_of
 from toolkit.lab.profile.trace import read_events
 from toolkit.recipe import load_settings, load_task_type
 
@@ -148,7 +146,7 @@ def test_each_waste_is_named_with_its_number_and_an_override(case):
 def test_a_step_that_wastes_nothing_needs_no_advice():
     found = changed()
     assert advised(found) == []
-    assert page.advice(found | {"advice": []}) == ["Nothing here takes much time that a setting would save."]
+    assert report.advice(found | {"advice": []}) == ["Nothing here takes much time that a setting would save."]
 
 
 def test_advice_that_the_settings_refuse_is_replaced_or_left_out():
@@ -243,12 +241,12 @@ def test_time_in_libraries_is_that_of_the_code_that_calls_them():
 def test_the_page_and_the_terminal_show_the_same_advice():
     found = changed(rank=seconds(fetch=0.25), machine={"device": "cuda", "gpus": 4}, trace={"busy_seconds": 0.9})
     found["advice"] = advised(found)
-    texts = [block.text for section in page.sections(found)[:1] for block in section.blocks]
+    texts = [block.text for section in report.sections(found)[:1] for block in section.blocks]
     for advice in found["advice"]:
         assert advice["text"] in texts
         assert advice["override"][0] in texts
-    assert max(map(len, page.advice(found, 80))) <= 80
-    assert " ".join(page.advice(found, 80)[0].split()) in " ".join(page.advice(found))
+    assert max(map(len, report.advice(found, 80))) <= 80
+    assert " ".join(report.advice(found, 80)[0].split()) in " ".join(report.advice(found))
 
 
 def profile(*arguments: str, code: int = 0) -> None:

@@ -11,9 +11,9 @@ from runs import ROOT, TINY
 
 from toolkit.commands.cli import main
 from toolkit.commands.scale import processes
+from toolkit.lab import scale
 from toolkit.lab.jobs import jobs
-from toolkit.lab.scale import page
-from toolkit.lab.scale.laws import amdahl, fitted_serial, gustafson, scaled
+from toolkit.lab.scale import amdahl, fitted_serial, gustafson, scaled
 
 TASKS = ("reviews", "reviews/smoke_image", "reviews/smoke_audio", "qa", "translation", "summarization",
          "token_classification", "language_modeling")  # fmt: skip
@@ -161,7 +161,7 @@ def test_the_threads_are_those_that_the_environment_sets(started, tmp_path, monk
     found = json.loads((tmp_path / "out" / "scale.json").read_text())
     assert found["threads"] == 3
     assert {threads for work, _, threads, _ in done if work == "compare"} == {"3"}
-    assert "Each process computes with 3 threads" in " ".join(page.words(found))
+    assert "Each process computes with 3 threads" in " ".join(scale.words(found))
     assert all("model.unfreeze={step_1: ['*encoder*']}" in settings for *_, settings in done if settings)
 
 
@@ -175,7 +175,7 @@ def test_a_step_or_a_process_has_the_same_rows(mode, started, tmp_path):
     changed = [[each for each in settings if "output_dir" not in each] for settings in same]
     assert (changed[0] == changed[1]) == (mode == "weak")
     assert found["points"][1]["speedup"]["low"] is None
-    assert any("single round" in line for line in page.words(found))
+    assert any("single round" in line for line in scale.words(found))
 
 
 def test_everything_wrong_is_said_before_anything_runs(started, tmp_path, capsys):
@@ -191,7 +191,7 @@ def test_every_task_can_be_scaled(config, monkeypatch, tmp_path):
     import argparse
 
     from toolkit.commands.scale import _checked
-    from toolkit.lab.launch import Launch, step_rows
+    from toolkit.lab.jobs.jobs import Launch, step_rows
     from toolkit.recipe import load_settings, load_task_type
 
     name, _, yaml = config.partition("/")

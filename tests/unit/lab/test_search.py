@@ -17,12 +17,11 @@ from toolkit.base.errors import InputError, RunError
 from toolkit.checkpoint.output_folder import OutputLock
 from toolkit.commands.cli import main
 from toolkit.lab.jobs import jobs
-from toolkit.lab.launch import Launch
-from toolkit.lab.search import folder, population, results, running, winner
+from toolkit.lab.jobs.jobs import Launch
+from toolkit.lab.search import population, report, trials, winner
 from toolkit.lab.search.report import sections, title_and_lead, verdict
 from toolkit.lab.search.space import Dimension
-from toolkit.lab.search.storage import JOURNAL
-from toolkit.lab.search.study import OWNER, Book, Search, result_of
+from toolkit.lab.search.study import JOURNAL, OWNER, Book, Search, result_of
 from toolkit.lab.search.trials import lighten, own_settings, refuse_too_many, resources
 from toolkit.lab.search.winner import differences, interval, same
 from toolkit.lab.search.worker import Watcher, risen
@@ -56,7 +55,7 @@ def make(tmp_path, monkeypatch):
 
 
 def opened(search: Search) -> Book:
-    known = folder.claim(search, ["toolkit", "search"])
+    known = report.claim(search, ["toolkit", "search"])
     book = Book(search, known["owner"], own_settings(search.base))
     book.open()
     return book
@@ -65,20 +64,20 @@ def opened(search: Search) -> Book:
 def run(search: Search) -> dict:
     """Runs what is left of a search, as the command does."""
     book = opened(search)
-    work = population if search.method == "pbt" else running
+    work = population if search.method == "pbt" else trials
     work.run(search, book, lambda number, result: None)
     found = winner.score(search, book)
-    known = folder.shown_facts(folder.read(search.folder))
-    return results.build(known, book.study, found, 1.0)
+    known = report.shown_facts(report.read(search.folder))
+    return report.build(known, book.study, found, 1.0)
 
 
 def facts_of(search: Search) -> dict:
-    return folder.shown_facts(folder.claim(search, ["toolkit", "search"]))
+    return report.shown_facts(report.claim(search, ["toolkit", "search"]))
 
 
 def opened_and_run(search: Search) -> Book:
     book = opened(search)
-    running.run(search, book, lambda number, result: None)
+    trials.run(search, book, lambda number, result: None)
     return book
 
 
@@ -171,7 +170,7 @@ def test_a_trial_that_another_search_trains_is_left_to_it(make):
     place.mkdir(parents=True)
     with OutputLock(place):
         assert book.orphans() == []
-        running.run(asked, book, lambda number, result: None)
+        trials.run(asked, book, lambda number, result: None)
     assert log.read_text() == ""
     assert [each.number for each in book.orphans()] == [trial.number]
 
@@ -185,9 +184,9 @@ def test_a_trial_that_another_search_has_taken_is_left_to_it(make, monkeypatch):
     place = asked.folder_of(trial.number)
     place.mkdir(parents=True)
     with OutputLock(place):
-        running.run(asked, book, lambda number, result: None)
+        trials.run(asked, book, lambda number, result: None)
     book.tell(trial, {"state": "finished", "value": 0.5})
-    running.run(asked, book, lambda number, result: None)
+    trials.run(asked, book, lambda number, result: None)
     assert log.read_text() == ""
 
 
@@ -224,7 +223,7 @@ def test_a_winner_of_another_folder_is_scored_there(make, capsys):
     search, _ = make
     asked = search(RATE, trials=2)
     book = opened_and_run(asked)
-    best = running.best_of(book.trials(), True)
+    best = trials.best_of(book.trials(), True)
     book.owner = "that of another folder"
     assert winner.score(asked, book) is None
     assert f"trial {best.number}, the best one, was trained in another folder" in capsys.readouterr().out
@@ -234,7 +233,7 @@ def test_after_the_time_trials_wait_for_the_next_search(make):
     search, log = make
     optim = Dimension("train.optim", ("adafactor", "adamw_torch"))  # the stand-in has no time for Adafactor
     late = search(optim, RATE_PAIR, method="grid", trials=4, deadline=time.time() + 3600)
-    found = results.build(facts_of(late), opened_and_run(late).study, None, 1.0)
+    found = report.build(facts_of(late), opened_and_run(late).study, None, 1.0)
     assert states(found) == {"finished": 2, "running": 2}
     assert "2 trials of 4 are left" in str(sections(found))
     book = opened_and_run(replace(late, deadline=time.time() - 1))
@@ -313,10 +312,10 @@ def test_another_search_is_refused(make):
     asked = search(RATE)
     run(asked)
     with pytest.raises(InputError, match=r"(?s)holds a search with other settings.*method: it has 'random', now 'tpe'"):
-        folder.claim(replace(asked, method="tpe"), [])
+        report.claim(replace(asked, method="tpe"), [])
     (asked.folder / "study.json").unlink()
     with pytest.raises(InputError, match="is not empty and is no search"):
-        folder.claim(asked, [])
+        report.claim(asked, [])
 
 
 def test_several_trials_run_at_once_with_their_part_of_the_machine(make):
@@ -363,7 +362,7 @@ def test_halving_ends_trials_that_are_behind(make):
     assert reported([0.4] * 9) == 1
     assert reported([0.6] * 9) == 9
     assert reported([0.61, 0.6, 0.55, *[0.5] * 6]) == 3
-    found = results.build(folder.shown_facts(folder.read(asked.folder)), book.study, None, 0.0)
+    found = report.build(report.shown_facts(report.read(asked.folder)), book.study, None, 0.0)
     assert states(found) == {"finished": 2, "pruned": 2}
     assert [value for _, value in found["trials"][3]["evaluations"]] == [0.61, 0.6, 0.55]
 

@@ -8,9 +8,16 @@ import pytest
 from runs import ROOT
 
 from toolkit.base.errors import ConfigError, InputError
-from toolkit.lab.search.methods import METHODS, refuse_misfit
 from toolkit.lab.search.population import explored
-from toolkit.lab.search.space import Dimension, configured_point, grid_of, overrides_of, read_space
+from toolkit.lab.search.space import (
+    METHODS,
+    Dimension,
+    configured_point,
+    grid_of,
+    overrides_of,
+    read_space,
+    refuse_misfit,
+)
 from toolkit.recipe import load_settings, load_task_type
 
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"

@@ -16,8 +16,7 @@ from runs import ROOT, TINY
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.store import latest
 from toolkit.lab.search import worker
-from toolkit.lab.search.children import copy_checkpoint, replace_run
-from toolkit.lab.search.trials import own_settings
+from toolkit.lab.search.trials import copy_checkpoint, own_settings, replace_run
 from toolkit.recipe import load_settings, load_task_type
 
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"

@@ -25,7 +25,7 @@ from toolkit.base.package import import_object
 from toolkit.commands.reproduce import ALONE
 from toolkit.config.sections import CheckpointConfig, Config, TrackingConfig
 from toolkit.document.blocks import Table
-from toolkit.lab.compare.checking import QUIET
+from toolkit.lab.compare.variants import QUIET
 from toolkit.lab.jobs.training import STEPS_ONLY
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.tracking.jsonl import read_metrics

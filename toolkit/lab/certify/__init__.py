@@ -32,12 +32,12 @@ class Promise:
 
 def load_promises() -> dict[str, Promise]:
     """Returns all kinds of certificates by their names on the command line."""
-    from toolkit.lab.certify import engines, promises, ranks, resume, strategy
+    from toolkit.lab.certify import promises, strategy
 
     return {
         "loss-scale": Promise(promises.loss_scale_trainings, promises.loss_scale_judge),
-        "engines": Promise(engines.engines_trainings, engines.engines_judge),
-        "resume": Promise(resume.resume_trainings, resume.resume_judge),
-        "ranks": Promise(ranks.ranks_trainings, ranks.ranks_judge),
+        "engines": Promise(promises.engines_trainings, promises.engines_judge),
+        "resume": Promise(promises.resume_trainings, promises.resume_judge),
+        "ranks": Promise(promises.ranks_trainings, promises.ranks_judge),
         "strategy": Promise(strategy.trainings, strategy.judge),
     }

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from toolkit.base.console import LOGGER
+from toolkit.base.errors import InputError
 from toolkit.config import flatten
-from toolkit.lab.compare.costs import costs_of, sums_of
+from toolkit.footprint.simulate import simulate
+from toolkit.lab.compare.page import COLUMNS, SUMMED
 from toolkit.lab.compare.runs import Comparison, Repeat, command_of, trained_run
-from toolkit.lab.compare.scores import Metric, Runs, metrics_of
-from toolkit.lab.compare.statistics import Figure, summarise
-from toolkit.lab.compare.variants import Variant
-from toolkit.lab.launch import step_rows
+from toolkit.lab.compare.statistics import Figure, Metric, Runs, metrics_of, summarise
+from toolkit.lab.compare.statistics import Figure as Measured
+from toolkit.lab.compare.variants import Checked, Variant
+from toolkit.lab.jobs.jobs import step_rows
+from toolkit.lab.plan.estimates import estimated
+from toolkit.lab.plan.subject import resized, subject_of
+
+if TYPE_CHECKING:
+    from toolkit.api.task import Task
+    from toolkit.footprint.simulate import Footprint
 
 
 def build(
@@ -139,3 +149,61 @@ def _as_json(metric: Metric) -> dict[str, Any]:
 
 def _against(figures: Mapping[str, Figure], baseline: Mapping[str, Figure]) -> dict[str, Figure]:
     return {name: figure.against(baseline[name]) for name, figure in figures.items() if name in baseline}
+
+
+def estimates(task_type: type[Task], checked: Checked) -> dict[str, dict[str, Any]]:
+    """Returns the fields of `toolkit.lab.plan.estimates.Estimate` by variant, without those that are refused.
+
+    The estimates are for the longest rows, as `toolkit plan` makes them; empty if a step cannot be simulated.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    footprints: dict[int, Footprint] = {}
+    first = next(iter(checked.configs.values()))
+    try:
+        subject = subject_of(first, task_type(first))
+        for variant in checked.variants:
+            cfg = checked.configs.get(variant.name) or checked.planned.get(variant.name)
+            if cfg is None or variant.technique is None or cfg.parallel.backend == "deepspeed":
+                continue  # what DeepSpeed holds in addition is not known here
+            variant_of = resized(subject, cfg)
+            rows = variant_of.rows
+            if rows not in footprints:
+                footprints[rows] = simulate(variant_of)
+            found[variant.name] = asdict(estimated(footprints[rows], cfg, variant.technique.processes))
+    except InputError as error:
+        LOGGER.warning("the strategies are not estimated: %s", error)
+    return found
+
+
+def costs_of(runs: Iterable[Mapping[str, Any]], baseline: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Summarises what the runs of a variant took.
+
+    Args:
+        runs: figures of each run, by name.
+        baseline: the result for the baseline, or None for the baseline itself.
+
+    Returns:
+        For each figure that a run has, the fields of a `Figure`: the median, and the smallest and largest of several
+        runs; and `runs`, the number of those that have it.
+    """
+    found, every = {}, list(runs)
+    for name in COLUMNS:
+        values = [float(run[name]) for run in every if run.get(name) is not None]
+        if not values:
+            continue
+        several = len(values) > 1
+        figure = Measured(statistics.median(values), min(values) if several else None, max(values) if several else None)
+        if baseline and name in baseline:
+            figure = figure.against(Measured(*(baseline[name][part] for part in ("value", "low", "high"))))
+        found[name] = asdict(figure) | {"runs": len(values)}
+    return found
+
+
+def sums_of(runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns what all runs took together; a figure that a run lacks has no sum."""
+    every = list(runs)
+    return {
+        name: sum(float(run[name]) for run in every)
+        for name in SUMMED
+        if every and all(run.get(name) is not None for run in every)
+    }

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
+import psutil
+from rich.live import Live
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
+
+from toolkit.api.batch import Batch
+from toolkit.api.run import overall_scores
+from toolkit.base.console import rich_console, shorten
+from toolkit.base.errors import RunError
+from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
-from toolkit.lab.compare.checking import QUIET, Checked
-from toolkit.lab.compare.variants import Variant
-from toolkit.lab.finished import failure_in, job_name, measured_in, training_job
-from toolkit.lab.launch import Launch
+from toolkit.distributed.collectives import data_sum, objects_of_all, on_main
+from toolkit.distributed.exchange import EXCHANGED_BYTES, EXCHANGES
+from toolkit.lab.compare.statistics import resampled
+from toolkit.lab.compare.variants import QUIET, Checked, Variant
+from toolkit.lab.jobs.jobs import Launch, failure_in, job_name, measured_in, note_failure, run_job, training_job
+from toolkit.lab.jobs.training import trained
 from toolkit.metrics.score import Score
+from toolkit.report.results import summary_figures
+from toolkit.tracking.jsonl import read_metrics
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from toolkit.api.run import FitResult, Run
+    from toolkit.system.memory import MemoryUse
 
 
 @dataclass(frozen=True)
@@ -94,7 +119,7 @@ def command_of(comparison: Comparison, variant: Variant) -> str:
 
 
 def folder_of(comparison: Comparison, repeat: Repeat) -> Path:
-    """Returns the folder of a run, which is named after its job; see `toolkit.lab.finished.job_name`."""
+    """Returns the folder of a run, which is named after its job; see `toolkit.lab.jobs.jobs.job_name`."""
     name = job_name(f"seed-{repeat.seed}", job_of(comparison, repeat))
     return comparison.folder / "runs" / repeat.variant.slug / name
 
@@ -120,3 +145,272 @@ def _load_finished(comparison: Comparison, repeat: Repeat, failures: bool) -> No
         repeat.measured, repeat.state = measured, "kept"
     elif failures and (reason := failure_in(folder)) is not None:
         repeat.state, repeat.reason = "failed", reason
+
+
+def best_run(repeats: Sequence[Repeat], metric: Score) -> Repeat | None:
+    """Returns the best run of the best variant: the one whose mean is best, among those with the most finished runs.
+
+    Equal ones are taken in order, so the baseline wins a tie. None if no run has the metric.
+    """
+    scores: dict[str, list[tuple[float, Repeat]]] = {}
+    sign = 1 if metric.greater_is_better else -1
+    for repeat in repeats:
+        if (score := repeat.score(metric)) is not None:
+            scores.setdefault(repeat.variant.name, []).append((sign * score, repeat))
+    if not scores:
+        return None
+    most = max(map(len, scores.values()))
+    complete = [runs for runs in scores.values() if len(runs) == most]
+    winner = max(complete, key=lambda runs: fmean(score for score, _ in runs))
+    return max(winner, key=lambda run: run[0])[1]
+
+
+def keep_best(comparison: Comparison, repeats: Sequence[Repeat]) -> Repeat | None:
+    """Deletes the models of all runs but the best one, which is returned; does nothing without `--keep-best`."""
+    if not comparison.keep_best:
+        return None
+    best = best_run(repeats, comparison.metric)
+    for repeat in repeats:
+        if repeat is not best and repeat.state in ("done", "kept", "failed"):
+            run = trained_run(comparison, repeat)
+            for folder in (run.model, run.base, run.processor, run.snapshots):
+                shutil.rmtree(folder, ignore_errors=True)
+    return best
+
+
+def run_repeats(comparison: Comparison, repeats: Sequence[Repeat], changed: Callable[[], None]) -> None:
+    """Runs everything that is waiting.
+
+    Args:
+        comparison: the comparison.
+        repeats: all runs; their states are updated.
+        changed: called after each change of a state.
+    """
+    failed: dict[str, str] = {}
+    succeeded = {repeat.variant.name for repeat in repeats if repeat.state == "kept"}
+    for repeat in repeats:
+        name = repeat.variant.name
+        if repeat.state != "waiting":
+            continue
+        if name in failed and name not in succeeded:  # it would most likely fail with other seeds too
+            repeat.state, repeat.reason = "failed", failed[name]
+            note_failure(folder_of(comparison, repeat), failed[name])
+        else:
+            repeat.state = "running"
+            changed()
+            began = time.monotonic()
+            run_once(comparison, repeat)
+            repeat.seconds = time.monotonic() - began
+            # At most one model of each variant is on disk.
+            keep_best(comparison, [each for each in repeats if each.variant is repeat.variant])
+            if repeat.reason:
+                failed[name] = repeat.reason
+            else:
+                succeeded.add(name)
+        changed()
+
+
+def run_once(comparison: Comparison, repeat: Repeat) -> None:
+    """Trains and measures one run; its state says how it ended."""
+    folder, job = folder_of(comparison, repeat), job_of(comparison, repeat)
+    further = {"keep_model": comparison.keep_best}
+    error = run_job("compare", job, folder, comparison.launch, further, lambda: {"load": load_average()})
+    if error is not None:
+        repeat.state, repeat.reason = "failed", error
+        return
+    repeat.measured, repeat.state = measured_in(folder), "done"
+
+
+MARKS = {"waiting": ".", "running": "running", "kept": "done before", "failed": "failed", "skipped": "-"}
+MAX_SEEDS = 4
+"""Maximum number of seeds with a column each; for more seeds, a column shows the number of finished runs."""
+
+
+def run_and_show(comparison: Comparison, repeats: Sequence[Repeat], load: float | None) -> None:
+    """Runs what is waiting and shows its progress: as a live table on a terminal, otherwise as a line per run.
+
+    Args:
+        comparison: the comparison.
+        repeats: all runs.
+        load: load average of the machine before the first run; None if nothing is waiting.
+    """
+    console = rich_console()
+    if warning := busy_at_start(load, os.cpu_count() or 1):
+        console.print(RichText(warning))
+    if sys.stdout.isatty():
+        with Live(_progress(comparison, repeats), console=console, auto_refresh=False) as live:
+            run_repeats(comparison, repeats, lambda: live.update(_progress(comparison, repeats), refresh=True))
+        return
+    told = {id(repeat) for repeat in repeats if repeat.state != "waiting"}
+    kept = sum(repeat.state == "kept" for repeat in repeats)
+    print(f"{len(repeats) - len(told)} runs to do, {kept} done before", flush=True)
+
+    def tell() -> None:
+        for repeat in repeats:
+            if id(repeat) not in told and repeat.state not in ("waiting", "running"):
+                told.add(id(repeat))
+                place = f"[{len(told)}/{len(repeats)}] {repeat.variant.name}, seed {repeat.seed}"
+                console.print(RichText(f"{place}: {_mark(repeat)}{f': {repeat.reason}' if repeat.reason else ''}"))
+
+    run_repeats(comparison, repeats, tell)
+
+
+def keep_and_show(comparison: Comparison, repeats: Sequence[Repeat]) -> Repeat | None:
+    """Keeps the model of the best run, and returns the run; None without `--keep-best` or if no run has the metric.
+
+    Raises:
+        RunError: if the run had to be repeated, because an earlier comparison did not keep its model, and failed.
+    """
+    best = keep_best(comparison, repeats)
+    if best is not None and not trained_run(comparison, best).model.is_dir():
+        what = f"{best.variant.name}, seed {best.seed}"
+        print(f"the best run, {what}, is trained again: an earlier comparison did not keep its model", flush=True)
+        run_once(comparison, best)
+        if best.state == "failed":
+            raise RunError(f"the best run, {what}, failed when it was trained again: {best.reason}")
+    return best
+
+
+def _progress(comparison: Comparison, repeats: Sequence[Repeat]) -> RichTable:
+    shown = RichTable(box=None, pad_edge=False)
+    shown.add_column("variant", overflow="fold")
+    seeds = list(comparison.seeds)
+    for seed in seeds[:MAX_SEEDS]:
+        shown.add_column(f"seed {seed}", justify="right")
+    if len(seeds) > MAX_SEEDS:
+        shown.add_column("all", justify="right")
+    for variant in comparison.checked.variants:
+        own = {repeat.seed: repeat for repeat in repeats if repeat.variant.name == variant.name}
+        cells = [_mark(own[seed]) for seed in seeds[:MAX_SEEDS]]
+        if len(seeds) > MAX_SEEDS:
+            cells.append(f"{sum(repeat.state in ('done', 'kept') for repeat in own.values())}/{len(seeds)}")
+        shown.add_row(RichText(shorten(variant.name, 60)), *cells)
+    return shown
+
+
+def _mark(repeat: Repeat) -> str:
+    return f"{repeat.seconds:.0f} s" if repeat.state == "done" else MARKS[repeat.state]
+
+
+class Meter:
+    """Records measurements of each step; a `toolkit.api.run.Observer`.
+
+    Attributes:
+        seconds: seconds of each step, with data loading, without evaluation and checkpoints.
+        real: number of real positions in this process's batches of each step. Positions are tokens or samples, or rows
+            if inputs are not padded.
+        positions: number of all positions, with padding.
+        items: number of items that the loss of each step was divided by, over all processes.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.real: list[int] = []
+        self.positions: list[int] = []
+        self.items: list[float] = []
+
+    def gradient(self, step: int, model: nn.Module) -> None:
+        """Does nothing."""
+
+    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+        """Records a step."""
+        counts = [count_positions(batch) for batch in batches]
+        self.seconds.append(record["seconds"])
+        self.items.append(record["num_items"])
+        self.real.append(sum(real for real, _ in counts))
+        self.positions.append(sum(total for _, total in counts))
+
+
+def count_positions(batch: Batch) -> tuple[int, int]:
+    """Counts the real positions and all positions of a batch.
+
+    Args:
+        batch: a micro-batch. Its attention masks `[batch, length]` are 1 at real positions; without masks, each row is
+            one position. Placeholder rows (with negative `row_ids`) are padding.
+    """
+    placeholder = batch["row_ids"] < 0
+    masks = [mask for name, mask in batch["inputs"].items() if name.endswith("attention_mask") and mask.dim() == 2]
+    if not masks:
+        return int((~placeholder).sum()), len(placeholder)
+    return sum(int(mask[~placeholder].sum()) for mask in masks), sum(mask.numel() for mask in masks)
+
+
+def measure(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains, and returns the measurements.
+
+    Args:
+        job: as for `toolkit.lab.jobs.training.trained`, with `draws`, the number of bootstrap sets for the intervals of
+            metrics.
+    """
+    meter = Meter()
+    with trained(job, meter) as (run, result):
+        real, positions = (
+            data_sum(run.accelerator, run.mesh, *map(float, counts)) for counts in (meter.real, meter.positions)
+        )
+        steps = {"seconds": meter.seconds, "real": real, "positions": positions, "items": meter.items}
+        ranks = objects_of_all({"memory": _memory(result.memory), "exchange": _exchange(result)})
+        return on_main(run.accelerator, _measurement, run, result, steps, ranks, job["draws"])
+
+
+def _memory(memory: MemoryUse) -> dict[str, int]:
+    return asdict(memory) | {"rest": memory.rest}
+
+
+def _exchange(result: FitResult) -> dict[str, float]:
+    names = {"collectives": EXCHANGES, "bytes": EXCHANGED_BYTES}
+    # What DeepSpeed sends is not known.
+    return {name: result.further[key] for name, key in names.items() if key in result.further}
+
+
+def _measurement(
+    run: Run, result: FitResult, steps: dict[str, Any], ranks: list[dict[str, Any]], draws: int
+) -> dict[str, Any]:
+    evaluation = result.evaluations.get("validation")
+    scores = [score for score in overall_scores(run.task) if evaluation and score.name in evaluation.metrics]
+    drawn = resampled(run.task, evaluation.predictions, run.data.evals["validation"], draws) if evaluation else []
+    files = RunFolder(run.output_dir)
+    history = read_metrics(files.metrics)
+    facts = read_json(files.facts)
+    return {
+        "metrics": {
+            f"eval_{score.name}": {
+                "greater_is_better": score.greater_is_better,
+                "draws": [metrics[score.name] for metrics in drawn if score.name in metrics],  # the loss is in none
+            }
+            for score in scores
+        },
+        "figures": result.figures or summary_figures(run, result),
+        "memory": ranks[0]["memory"],
+        "ranks": [rank["memory"] for rank in ranks],
+        "steps": steps,
+        "exchange": {name: fmean(rank["exchange"][name] for rank in ranks) for name in ranks[0]["exchange"]},
+        "loss": [[line["step"], line["loss"]] for line in history if line.get("loss") is not None],
+        "device": str(run.accelerator.device.type),
+        "hardware": facts["hardware"],
+        "versions": facts["versions"],
+        "energy_source": facts["energy_source"],
+    }
+
+
+MARGIN = 0.5
+"""Load above the number of CPUs that is not called busy: a run uses all CPUs, and the comparison itself needs a bit."""
+
+
+def load_average() -> float:
+    """Returns the number of processes that used or waited for a CPU, on average over the last minute."""
+    return psutil.getloadavg()[0]
+
+
+def is_busy(load: float | None, cpus: int) -> TypeGuard[float]:
+    """Returns whether more processes want to run than there are CPUs; false if the load is unknown."""
+    return load is not None and load > cpus + MARGIN
+
+
+def busy_at_start(load: float | None, cpus: int) -> str | None:
+    """Returns a warning if the machine is busy before the first run."""
+    if not is_busy(load, cpus):
+        return None
+    return (
+        f"The machine is busy: its load average is {load:.1f} with {cpus} CPUs. Step times will be unreliable; stop "
+        "other programs first."
+    )

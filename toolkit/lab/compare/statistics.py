@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from toolkit.api.batch import EvalData, Predictions
+from toolkit.api.task import SupportsPacking, Task
+from toolkit.metrics.intervals import resamples
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 
 SEED = 20
 DRAWS = 500
@@ -18,7 +30,7 @@ PARTS = ("parameters", "gradients", "optimizer_state", "rest")
 """Parts of the peak memory, see `toolkit.system.memory.MemoryUse`."""
 
 Measured = Mapping[str, Any]
-"""The measurements of one run by `toolkit.lab.compare.worker`."""
+"""The measurements of one run by `toolkit.lab.compare.runs`."""
 
 
 @dataclass(frozen=True)
@@ -155,3 +167,212 @@ def _curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
     losses = np.array([[point[1] for point in curve[:length]] for curve in curves]).mean(axis=0)
     parts = np.array_split(np.arange(length), min(length, MAX_POINTS))
     return [[float(steps[part].mean()), float(losses[part].mean())] for part in parts]
+
+
+SCORE_SEED = 20
+CONFIDENCE = 0.95
+
+Runs = Mapping[int, Mapping[str, Any]]
+"""The measurements of a variant's runs by `toolkit.lab.compare.runs`, by seed."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean difference between the runs of a variant and those of the baseline, seed by seed.
+
+    Args:
+        value: the mean.
+        low: lower end of its 95 % interval, or None with a single pair of runs.
+        high: upper end, or None.
+        pairs: number of seeds with a run of both.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    pairs: int
+
+    @property
+    def same(self) -> bool | None:
+        """Whether the interval contains 0, so that the difference could be chance; None without an interval."""
+        return None if self.low is None or self.high is None else self.low <= 0 <= self.high
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of a variant.
+
+    Args:
+        values: its values by seed.
+        value: their mean.
+        deviation: their sample standard deviation; None with a single run.
+        low: lower end of the mean's 95 % interval, or None with a single run.
+        high: upper end, or None.
+        difference: the difference from the baseline; None for the baseline itself.
+    """
+
+    values: Mapping[int, float]
+    value: float
+    deviation: float | None
+    low: float | None
+    high: float | None
+    difference: Difference | None = None
+
+
+def metrics_of(runs: Runs, baseline: Runs | None) -> dict[str, Metric]:
+    """Returns the metrics of a variant by name; those that are not finite in a run are omitted.
+
+    Args:
+        runs: its runs.
+        baseline: the runs of the baseline; None for the baseline itself, or if it did not run.
+    """
+    found = {}
+    for name in next(iter(runs.values()))["metrics"]:
+        values = {seed: run["figures"][name] for seed, run in runs.items() if run["figures"].get(name) is not None}
+        if len(values) < len(runs):  # a perplexity may overflow
+            continue
+        several = len(values) > 1
+        low, high = _interval(runs, name) if several else (None, None)
+        found[name] = Metric(
+            values=values,
+            value=statistics.fmean(values.values()),
+            deviation=statistics.stdev(values.values()) if several else None,
+            low=low,
+            high=high,
+            difference=difference(runs, baseline, name) if baseline else None,
+        )
+    return found
+
+
+def difference(runs: Runs, baseline: Runs, name: str) -> Difference | None:
+    """Compares a metric of two variants, seed by seed.
+
+    The interval is that of a paired t test whose variance has a second part: that of the evaluated rows, from bootstrap
+    draws that are the same rows for both. Degrees of freedom are those of Welch and Satterthwaite. A metric without
+    draws (the loss) has the first part only.
+
+    Args:
+        runs: the runs of one variant.
+        baseline: the runs of the other.
+        name: name of the metric.
+
+    Returns:
+        The difference; None if no seed has a value of both.
+    """
+    pairs = [
+        (run, baseline[seed])
+        for seed, run in runs.items()
+        if seed in baseline and all(each["figures"].get(name) is not None for each in (run, baseline[seed]))
+    ]
+    if not pairs:
+        return None
+    changes = [one["figures"][name] - other["figures"][name] for one, other in pairs]
+    mean, count = statistics.fmean(changes), len(changes)
+    if count < 2:
+        return Difference(mean, None, None, count)
+    from scipy.stats import t  # takes half a second
+
+    of_seeds, of_rows = statistics.variance(changes) / count, _variance_of_rows(pairs, name)
+    degrees = (count - 1) * ((of_seeds + of_rows) / of_seeds) ** 2 if of_seeds else math.inf
+    half = float(t.ppf((1 + CONFIDENCE) / 2, degrees)) * math.sqrt(of_seeds + of_rows)
+    return Difference(mean, mean - half, mean + half, count)
+
+
+def _variance_of_rows(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], name: str) -> float:
+    """Returns the variance of the mean difference over draws of the evaluated rows; 0 without draws."""
+    one, other = (_draws([pair[side] for pair in pairs], name) for side in (0, 1))
+    count = min(one.shape[1], other.shape[1])
+    means = (one[:, :count] - other[:, :count]).mean(axis=0)
+    finite = means[np.isfinite(means)]
+    return float(finite.var(ddof=1)) if len(finite) > 1 else 0.0
+
+
+def _interval(runs: Runs, name: str) -> tuple[float | None, float | None]:
+    """Returns the interval of the mean over runs: bootstrapped over runs and rows, or the extremes without draws."""
+    draws = _draws(list(runs.values()), name)
+    if not draws.shape[1]:
+        scores = [run["figures"][name] for run in runs.values()]
+        return min(scores), max(scores)
+    chosen = np.random.default_rng(SCORE_SEED).integers(len(draws), size=draws.shape)
+    means = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
+    finite = means[np.isfinite(means)]
+    if not len(finite):
+        return None, None
+    low, high = np.quantile(finite, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return float(low), float(high)
+
+
+def _draws(runs: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    """Returns the bootstrap values of a metric `[runs, draws]`, of as many draws as all runs have."""
+    draws = [run["metrics"][name]["draws"] for run in runs]
+    count = min(map(len, draws))
+    return np.array([values[:count] for values in draws], dtype=float)
+
+
+MIN_DRAWS = 50
+TIME_LIMIT_SECONDS = 60.0
+"""After this time no further sets are drawn, if there are `MIN_DRAWS`; corpus metrics of large sets are slow."""
+
+
+class _Drawn:
+    """Drawn feature rows with the column access of a dataset; each column of the dataset is read only once.
+
+    Args:
+        features: the dataset.
+        order: indices of the drawn rows in it.
+        examples: replacement for the column `example`, or None to keep it.
+        fetched: cache of the columns that were read.
+    """
+
+    def __init__(
+        self, features: Dataset, order: np.ndarray, examples: list[int] | None, fetched: dict[str, list[Any]]
+    ) -> None:
+        self.features, self.order, self.examples, self.fetched = features, order, examples, fetched
+
+    def __getitem__(self, name: str) -> list[Any]:
+        if name == "example" and self.examples is not None:
+            return self.examples
+        if name not in self.fetched:
+            self.fetched[name] = self.features[name][:]
+        column = self.fetched[name]
+        return [column[index] for index in self.order]
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+def resampled(task: Task, predictions: Predictions, data: EvalData, count: int) -> list[dict[str, float]]:
+    """Returns the task's metrics, by name without prefix, of sets drawn with replacement from an evaluation set.
+
+    Blocks are drawn if the task regroups rows, otherwise examples with all their feature rows.
+
+    Args:
+        task: computes the metrics.
+        predictions: predictions for all feature rows.
+        data: the evaluation set.
+        count: number of sets; fewer are drawn after `TIME_LIMIT_SECONDS`.
+    """
+    regroups = isinstance(task, SupportsPacking)
+    records = [] if regroups else list(task.decode(predictions, data))
+    fetched: dict[str, list[Any]] = {}
+    units = np.arange(len(data.features)) if regroups else np.asarray(data.features["example"][:])
+    places = np.argsort(units, kind="stable")
+    starts = np.searchsorted(units[places], np.arange(len(data.rows) + 1))
+    values: list[dict[str, float]] = []
+    end = time.monotonic() + TIME_LIMIT_SECONDS
+    for drawn in islice(resamples(len(units if regroups else data.rows)), count):
+        if len(values) >= MIN_DRAWS and time.monotonic() > end:
+            break
+        if regroups:
+            order, rows, examples = drawn, data.rows, None
+        else:
+            parts = [places[starts[example] : starts[example + 1]] for example in drawn]
+            order, rows = np.concatenate(parts), data.rows.select(drawn)
+            examples = np.repeat(np.arange(len(drawn)), [len(part) for part in parts]).tolist()
+        part = EvalData(rows, _Drawn(data.features, order, examples, fetched), data.processor)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a draw may contain no row of some class
+            arrays = {name: array[order] for name, array in predictions.items()}
+            chosen = task.decode(arrays, part) if regroups else [records[example] for example in drawn]
+            values.append(task.metrics(chosen, arrays, part))
+    return values

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 
 from toolkit.api.batch import BadRow
+from toolkit.api.task import Task, reads_files
+from toolkit.base.console import counted
+from toolkit.data.keys import NO_GROUP, first_like
+from toolkit.lab.doctor.findings import Finding, Part, input_columns, pair
 
 SIDE, COARSE = 16, 8
 """Cells of a grid on each side: that which is compared, and that whose steps are the keys."""
@@ -131,3 +136,236 @@ def likeness(one: Print, other: Print, kind: str) -> float | None:
     scale = float(np.sqrt((left**2).sum() * (right**2).sum()))
     correlation = float((left * right).sum()) / scale if scale else float(np.array_equal(one.cells, other.cells))
     return correlation if correlation >= LEAST_CORRELATION[kind] else None
+
+
+BANDS, BINS = 16, 64
+LEAST_SIMILARITY = 0.8
+"""Texts are nearly equal if they share this fraction of their pieces, in every column."""
+PIECE = 5
+"""Characters of a piece."""
+MOST_CHARACTERS = 20_000
+"""Characters of a text that are compared."""
+_FACTOR, _MIX = np.uint64(0x100000001B3), np.uint64(0x9E3779B97F4A7C15)
+_WORD = re.compile(r"\w+")
+
+
+def pieces(text: str) -> np.ndarray:
+    """Returns the hashes of the different pieces of a text, sorted; case, punctuation and blanks do not count.
+
+    Returns:
+        `[N]` uint64; N is 1 for a text that is shorter than a piece.
+    """
+    plain = " ".join(_WORD.findall(text[:MOST_CHARACTERS].casefold()))
+    codes = np.frombuffer(plain.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.uint64)
+    size = min(PIECE, max(len(codes), 1))
+    windows = np.zeros(max(len(codes) - size + 1, 1), dtype=np.uint64)
+    for place in range(min(size, len(codes))):
+        windows = windows * _FACTOR + codes[place : len(codes) - size + 1 + place]
+    return np.unique(_mixed(windows))
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """Returns hashes whose bits all depend on all bits of the values (`[N]` uint64)."""
+    values = (values ^ (values >> np.uint64(29))) * _MIX
+    values = (values ^ (values >> np.uint64(32))) * _MIX
+    return values ^ (values >> np.uint64(30))
+
+
+def band_keys(found: np.ndarray) -> np.ndarray:
+    """Returns keys of a text: two texts share a key with a probability that rises steeply with their similarity.
+
+    The smallest hashes of `BINS` ranges of hashes are equal in two texts with the probability of their Jaccard
+    similarity (MinHash, Broder 1997; in one pass: Li, Owen and Zhang 2012, arXiv 1208.1259; empty ranges borrow from
+    the next: Shrivastava and Li 2014). A key is made of `BINS / BANDS` of them.
+
+    Args:
+        found: `[N]` uint64 hashes of the pieces.
+
+    Returns:
+        `[BANDS]` uint64.
+    """
+    smallest = np.full(BINS, np.iinfo(np.uint64).max, dtype=np.uint64)
+    np.minimum.at(smallest, (found >> np.uint64(58)).astype(np.int64), found)
+    filled = np.flatnonzero(smallest != np.iinfo(np.uint64).max)
+    lender = np.searchsorted(filled, np.arange(BINS))
+    distance = (filled[lender % len(filled)] - np.arange(BINS)) % BINS
+    smallest = smallest[filled[lender % len(filled)]] + distance.astype(np.uint64)
+    keys = np.zeros(BANDS, dtype=np.uint64)
+    for column in smallest.reshape(BANDS, -1).T:
+        keys = _mixed(keys * _FACTOR + column)
+    return keys
+
+
+def similarity(one: str, other: str) -> float:
+    """Returns the Jaccard similarity of the pieces of two texts: the fraction that both have."""
+    left, right = pieces(one), pieces(other)
+    shared = len(np.intersect1d(left, right, assume_unique=True))
+    return shared / (len(left) + len(right) - shared)
+
+
+def text_keys(rows: Sequence[Sequence[str]]) -> np.ndarray:
+    """Returns the keys of rows with one or several texts; rows share a key if all their texts do.
+
+    Returns:
+        `[rows, BANDS]` uint64.
+    """
+    keys = np.zeros((len(rows), BANDS), dtype=np.uint64)
+    for number, texts in enumerate(rows):
+        for text in texts:
+            keys[number] = _mixed(keys[number] * _FACTOR + band_keys(pieces(text)))
+    return keys
+
+
+def similar_pairs(keys: np.ndarray, likeness: Callable[[int, int], float | None]) -> list[tuple[int, int, float]]:
+    """Returns each row that is like an earlier one.
+
+    A row is compared with the first row of each of its keys, and with the one before it that has the key.
+
+    Args:
+        keys: `[rows, K]`.
+        likeness: returns how similar two rows are, or None if they are not.
+
+    Returns:
+        The earlier row, the row, and their likeness, in the order of the rows; each row once, with the first that it
+        is like.
+    """
+    if not len(keys):
+        return []
+    candidates = []
+    for column in keys.T:
+        first = first_like(column)
+        order = np.lexsort((np.arange(len(first)), first))
+        follows = first[order][1:] == first[order][:-1]
+        before = np.stack([order[:-1][follows], order[1:][follows]], axis=1)
+        later = np.flatnonzero(first != np.arange(len(first)))
+        candidates += [before, np.stack([first[later], later], axis=1)]
+    pairs = np.unique(np.concatenate(candidates), axis=0)
+    found: dict[int, tuple[int, int, float]] = {}
+    for earlier, row in pairs[np.lexsort((pairs[:, 0], pairs[:, 1]))].tolist():
+        if row not in found and (how := likeness(earlier, row)) is not None:
+            found[row] = earlier, row, how
+    return list(found.values())
+
+
+def different_rows(parts: Sequence[Part]) -> list[tuple[Part, int]]:
+    """Returns the first row of each input, over all splits: equal rows are found by their digests."""
+    seen: set[int] = set()
+    found = []
+    for part in parts:
+        for row, digest in enumerate(part.keys.inputs.tolist()):
+            if digest not in seen:
+                seen.add(digest)
+                found.append((part, row))
+    return found
+
+
+def near_rows(task: Task, rows: Sequence[tuple[Part, int]], prints: Sequence[Print | None]) -> Iterator[Finding]:
+    """Yields the findings about rows that are nearly equal within and across splits.
+
+    Args:
+        task: tells which columns are inputs.
+        rows: the rows to compare.
+        prints: the fingerprint of each row's file; empty if inputs are texts.
+    """
+    pairs = _by_file(task, prints) if reads_files(task) else _by_text(task, rows)
+    inside: list[dict[str, Any]] = []
+    across: list[dict[str, Any]] = []
+    for earlier, row, how in pairs:
+        (one, first), (other, second) = rows[earlier], rows[row]
+        (inside if one is other else across).append(pair(other, second, one, first, similarity=round(how, 4)))
+    if inside:
+        said = f"{counted(len(inside), 'row')} with nearly the inputs of an earlier row."
+        yield Finding("near_duplicates", len(inside), said, inside)
+    for split, like in dict.fromkeys((each["split"], each["like_split"]) for each in across):
+        found = [each for each in across if (each["split"], each["like_split"]) == (split, like)]
+        total = next(len(part.numbers) for part, _ in rows if part.name == split)
+        verb = "is" if len(found) == 1 else "are"
+        said = f"{len(found):,} of {counted(total, f'{split} row')} {verb} nearly equal to one of the {like} rows."
+        yield Finding("near_leaked", len(found), said, found)
+
+
+def fingerprints(task: Task, rows: Sequence[tuple[Part, int]]) -> list[Print | None]:
+    """Returns the fingerprints of the files of rows; empty if the task's inputs are texts."""
+    if not reads_files(task):
+        return []
+    (column,) = (name for name in input_columns(task) if task.columns[name].file)
+    if column == "image":
+        most = task.options.image.max_pixels
+        return [of_image(part.rows[row][column], most) for part, row in rows]
+    return [of_audio(part.rows[row][column]) for part, row in rows]
+
+
+def _by_file(task: Task, prints: Sequence[Print | None]) -> list[tuple[int, int, float]]:
+    there = [number for number, each in enumerate(prints) if each is not None]
+    known = [each for each in prints if each is not None]
+    kind = "audio" if "audio" in input_columns(task) else "image"
+    keys = np.stack([each.keys for each in known]) if known else np.empty((0, 1))
+    found = similar_pairs(keys, lambda one, other: likeness(known[one], known[other], kind))
+    return [(there[earlier], there[row], how) for earlier, row, how in found]
+
+
+def _by_text(task: Task, rows: Sequence[tuple[Part, int]]) -> list[tuple[int, int, float]]:
+    columns = input_columns(task)
+    values = {part.name: {name: part.rows[name][:] for name in columns} for part, _ in rows}
+    texts = [[plain(values[part.name][name][row]) for name in columns] for part, row in rows]
+
+    def likeness(one: int, other: int) -> float | None:
+        least = min(similarity(left, right) for left, right in zip(texts[one], texts[other], strict=True))
+        return least if least >= LEAST_SIMILARITY else None
+
+    return similar_pairs(text_keys(texts), likeness)
+
+
+def plain(value: Any) -> str:
+    """Returns a value of a checked row, for instance a list of words or of messages, as text."""
+    if isinstance(value, Mapping):
+        return " ".join(map(plain, value.values()))
+    if isinstance(value, list):
+        return " ".join(map(plain, value))
+    return "" if value is None else str(value)
+
+
+def equal_rows(parts: Sequence[Part]) -> Iterator[Finding]:
+    """Yields the findings about equal rows within and across splits; of files, the content is compared."""
+    repeated, contrary = [], []
+    for part in parts:
+        keys = part.keys
+        same = first_like(keys.inputs, keys.labels)
+        later = np.flatnonzero(same != np.arange(len(same))).tolist()
+        repeated += [pair(part, row, part, int(same[row])) for row in later]
+        first = first_like(keys.inputs)
+        others = np.flatnonzero(keys.labels != keys.labels[first]).tolist()
+        contrary += [pair(part, row, part, int(first[row])) for row in others]
+    if repeated:
+        rows = counted(len(repeated), "row")
+        yield Finding("duplicates", len(repeated), f"{rows} with inputs and label of an earlier row.", repeated)
+    if contrary:
+        rows = counted(len(contrary), "row")
+        yield Finding("contradictory", len(contrary), f"{rows} with the inputs of an earlier row, but another label.",
+                      contrary)  # fmt: skip
+    for one, other in combinations(parts, 2):
+        values, places = np.unique(one.keys.inputs, return_index=True)
+        shared = np.flatnonzero(np.isin(other.keys.inputs, values))
+        if len(shared):
+            first = places[np.searchsorted(values, other.keys.inputs[shared])]
+            leaked = [pair(other, row, one, like) for row, like in zip(shared.tolist(), first.tolist(), strict=True)]
+            total = counted(len(other.numbers), f"{other.name} row")
+            verb = "is" if len(leaked) == 1 else "are"
+            said = f"{len(leaked):,} of {total} {verb} also in the {one.name} rows; scores on them are optimistic."
+            yield Finding("leaked", len(leaked), said, leaked)
+
+
+def shared_groups(parts: Sequence[Part], column: str | None) -> Iterator[Finding]:
+    """Yields the groups that are in two splits."""
+    for one, other in combinations(parts, 2):
+        groups = np.setdiff1d(np.intersect1d(one.keys.groups, other.keys.groups), [NO_GROUP])
+        if not len(groups):
+            continue
+        rows = np.flatnonzero(np.isin(other.keys.groups, groups))
+        sets = counted(len(groups), "group")
+        yield Finding(
+            "shared_groups", len(groups),
+            f"{sets} by {column!r} with {counted(len(rows), f'{other.name} row')} "
+            f"{'is' if len(groups) == 1 else 'are'} also in the {one.name} rows.",
+            [other.place(row) for row in rows.tolist()],
+        )  # fmt: skip

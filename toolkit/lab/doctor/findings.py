@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from toolkit.api.task import Task
+from toolkit.base.console import counted
 from toolkit.data.columns import used_columns
-from toolkit.data.keys import Keys
+from toolkit.data.findings import FEW_EXAMPLES, RowFindings, listed
+from toolkit.data.keys import Keys, near_equal
 from toolkit.data.loading import CheckedRows
 from toolkit.data.table import NUMBER
+from toolkit.lab.init.profile import Profile
 
 if TYPE_CHECKING:
     import datasets
@@ -80,3 +83,73 @@ def pair(part: Part, row: int, other: Part, other_row: int, **more: Any) -> dict
     """Returns a row with the row that it is like, as a JSON object."""
     like = {f"like_{name}": value for name, value in other.place(other_row).items()}
     return {**part.place(row), **like, **more}
+
+
+UNEVEN = 3.0
+"""Labels are uneven if the most frequent one has at least this many times the rows of the least frequent one."""
+
+
+def label_findings(found: RowFindings) -> Iterator[Finding]:
+    """Yields the findings about the labels of the training rows."""
+    counts = found.labels.get("train", {})
+    present = {name: count for name, count in counts.items() if count}
+    if len(present) > 1:
+        yield from _imbalance(present)
+    if alike := near_equal(counts):
+        groups = "; ".join(", ".join(f"{name!r} ({counts[name]:,})" for name in group) for group in alike)
+        labels = sum(map(len, alike))
+        yield Finding("similar_labels", labels, f"{labels} labels differ only in spelling: {groups}.",
+                      details={"groups": [list(group) for group in alike]})  # fmt: skip
+    if rare := {name: count for name, count in counts.items() if count < FEW_EXAMPLES}:
+        said = f"{counted(len(rare), 'label')} with fewer than {FEW_EXAMPLES} training rows: {listed(rare)}."
+        yield Finding("rare_labels", len(rare), said, details={"labels": rare})
+    for name, counted_labels in found.labels.items():
+        if name == "train":
+            continue
+        if gone := [label for label, count in counts.items() if count and not counted_labels.get(label)]:
+            said = f"{counted(len(gone), 'label')} without any {name} row: {', '.join(gone)}."
+            yield Finding("unseen_labels", len(gone), said, details={"labels": gone, "split": name})
+
+
+def _imbalance(counts: Mapping[str, int]) -> Iterator[Finding]:
+    most, least = max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
+    ratio, share = counts[most] / counts[least], counts[most] / sum(counts.values())
+    if ratio >= UNEVEN:
+        said = (
+            f"{most!r} has {counts[most]:,} training rows ({share:.0%}), {ratio:.3g} times as many as {least!r} "
+            f"({counts[least]:,})."
+        )
+        yield Finding("imbalance", len(counts), said, details={"ratio": ratio, "most": most, "least": least})
+
+
+MOSTLY = 0.5
+
+
+def column_findings(profile: Profile, roles: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields a finding for each column without information.
+
+    Args:
+        profile: the columns of the training file.
+        roles: what a column is used as, by its name in the file.
+    """
+    for column in profile.columns.values():
+        use = f"used as {roles[column.name]}" if column.name in roles else "which the task does not use"
+        details: dict[str, Any] = {"column": column.name, "used_as": roles.get(column.name)}
+        of = "" if profile.sampled == profile.total else f" of {profile.sampled:,} evenly spaced rows"
+        if not column.values:
+            yield Finding("empty_columns", 1, f"Column {column.name!r}, {use}, is empty.", details=details)
+        elif len(column.counts) == 1 and len(column.values) > 1:
+            said = f"Column {column.name!r}, {use}, has the same value in all {len(column.values):,} rows{of}."
+            yield Finding("constant_columns", 1, said, details=details)
+        elif column.empty > MOSTLY * profile.sampled:
+            said = f"Column {column.name!r}, {use}, is empty in {column.empty:,} of {profile.sampled:,} rows."
+            yield Finding("empty_columns", 1, said, details={**details, "empty": column.empty})
+
+
+def described(profile: Profile, roles: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Returns the columns as JSON objects."""
+    return [
+        {"name": column.name, "used_as": roles.get(column.name), "type": column.kind, "empty": column.empty,
+         "different": len(column.counts)}
+        for column in profile.columns.values()
+    ]  # fmt: skip

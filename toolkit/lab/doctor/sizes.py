@@ -13,9 +13,8 @@ from toolkit.api.task import Task
 from toolkit.base.console import counted, format_value
 from toolkit.config.sections import Config
 from toolkit.data.columns import used_columns
-from toolkit.lab.doctor.duplicates import Print
+from toolkit.lab.doctor.duplicates import Print, plain
 from toolkit.lab.doctor.findings import Finding, Part, input_columns
-from toolkit.lab.doctor.near import plain
 from toolkit.lab.init.guesses import tokens
 from toolkit.lab.init.models import local_folder
 from toolkit.lab.init.overview import limit_of

@@ -20,15 +20,11 @@ from toolkit.config.sections import Config, DataConfig
 from toolkit.data.findings import listed
 from toolkit.data.loading import CheckedRows, check_rows
 from toolkit.data.readers.raw import Reading
-from toolkit.lab.init.columns import Columns, is_text
-from toolkit.lab.init.files import name_of, split_files
-from toolkit.lab.init.guess import Guess, to_text
-from toolkit.lab.init.kinds import KINDS, Kind, Sample, languages_of
-from toolkit.lab.init.labels import SINGLE, can_be_label, merged
+from toolkit.lab.init.files import entity_guesses, file_guesses, name_of, split_files
+from toolkit.lab.init.guesses import Guess, evaluation, groups, to_text, training, validation
+from toolkit.lab.init.kinds import KINDS, SINGLE, Columns, Kind, Sample, can_be_label, is_text, languages_of, merged
 from toolkit.lab.init.models import choose
 from toolkit.lab.init.profile import ColumnProfile, Profile, profile_file
-from toolkit.lab.init.reading import entity_guesses, file_guesses
-from toolkit.lab.init.training import evaluation, groups, training, validation
 from toolkit.recipe import load_settings, load_task_type
 
 TEXT_ROLES = ("text", "source", "target", "context")

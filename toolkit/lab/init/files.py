@@ -3,11 +3,76 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from toolkit.base.errors import DataError
 from toolkit.base.files import expanded
-from toolkit.config.paths import aligned_files
-from toolkit.lab.init.guess import Guess
+from toolkit.config.paths import ARCHIVES, HDF5, aligned_files, files_of
+from toolkit.config.sections import DataConfig
+from toolkit.data.readers import delimited
+from toolkit.data.readers.encodings import likely_encoding, recognised_encoding, text_encoding
+from toolkit.data.readers.raw import Reading
+from toolkit.data.sources import read_rows
+from toolkit.data.table import ENTITY
+from toolkit.lab.init.guesses import Guess
+from toolkit.lab.init.profile import TEXT, Profile
+
+_BINARY = (".parquet", ".xlsx", ".tmx", ".arrow", ".arrows", ".feather", *HDF5, *ARCHIVES)
+_SAMPLE = 2**20
+_NUMBER = re.compile(r"\s*[+-]?\d+([.,]\d+)?\s*")
+_SENTENCE = 3
+"""Number of words of a sentence, at least."""
+
+
+def file_guesses(data: DataConfig) -> Iterator[Guess]:
+    """Yields how the training file is read where the settings that are given do not say so.
+
+    Args:
+        data: the settings that are given.
+
+    Raises:
+        DataError: if the file is not text in an encoding that can be guessed.
+    """
+    source, reading = str(data.train_file), Reading.of(data)
+    file = expanded(files_of(source)[0])
+    if file.is_dir() or file.suffix.lower() in _BINARY:
+        return
+    try:
+        encoding = text_encoding(file, reading.encoding)
+        why = "recognised"
+    except DataError:
+        with file.open("rb") as opened:
+            likely = likely_encoding(opened.read(_SAMPLE))
+        if reading.encoding is not None or likely is None:
+            raise
+        encoding, why = likely, "not UTF-8, and this fits its bytes; look at the accents in `toolkit data show`"
+    if recognised_encoding(encoding, reading.encoding):
+        yield Guess("data.encoding", encoding, why)
+    if file.suffix.lower() in delimited.USUAL:
+        found = delimited.recognise(file, replace(reading, encoding=encoding))
+        if reading.delimiter is None and found.delimiter != delimited.USUAL[file.suffix.lower()]:
+            yield Guess("data.delimiter", "tab" if found.delimiter == "\t" else found.delimiter, "divides the header")
+        if reading.quoting is None and found.quoting == "none":
+            yield Guess("data.quoting", "none", "quotes are part of the text")
+        first = next(read_rows(source, replace(found, header=False))).values or {}
+        if _has_no_names([str(cell) for cell in first.values()]):
+            yield Guess("data.header", False, "the first line has texts or numbers, not names of columns")
+
+
+def _has_no_names(cells: Sequence[str]) -> bool:
+    """Returns whether the cells of a first line cannot be names: one is a number, or all are sentences."""
+    return any(map(_NUMBER.fullmatch, cells)) or all(len(cell.split()) >= _SENTENCE for cell in cells)
+
+
+def entity_guesses(profile: Profile) -> Iterator[Guess]:
+    """Yields whether HTML entities are decoded, for texts that have some."""
+    texts = [str(text) for column in profile.columns.values() if column.kind == TEXT for text in column.values]
+    if found := [match for text in texts if (match := re.search(ENTITY, text))]:
+        why = f"{len(found):,} of {len(texts):,} texts have HTML entities such as {found[0][0]}"
+        yield Guess("data.unescape_html", True, why)
+
 
 _NAMES = {
     "train_file": ("train", "training"),

@@ -3,18 +3,84 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.lab.init.guess import Guess
-from toolkit.lab.init.languages import characters_per_token, language_of
+from toolkit.config.keys import to_yaml
+from toolkit.lab.init.models import characters_per_token, language_of
+from toolkit.lab.init.profile import Profile
 
 if TYPE_CHECKING:
     import datasets
 
     from toolkit.lab.init.models import Model
+
+
+SECTIONS = (
+    *("output_dir", "engine", "seed", "task", "model", "data", "train", "parallel", "eval", "checkpoint"),
+    *("tracking", "trainer"),
+)
+"""The order of settings in the YAML."""
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A setting of the new YAML.
+
+    Args:
+        key: dotted key.
+        value: its value.
+        reason: why it has this value, a comment beside it; may be empty.
+    """
+
+    key: str
+    value: Any
+    reason: str = ""
+
+
+def to_text(title: Sequence[str], guesses: Iterable[Guess]) -> str:
+    """Returns a YAML file in which the reason of every setting is a comment, beside it or, if it is long, above it.
+
+    Args:
+        title: the first lines, each a comment.
+        guesses: the settings; those of a section are written together, in this order.
+    """
+    lines = [f"# {line}" for line in title]
+    opened: list[str] = []
+    for guess in sorted(guesses, key=lambda guess: SECTIONS.index(guess.key.split(".")[0])):
+        *groups, name = guess.key.split(".")
+        if not groups or groups[:1] != opened[:1]:
+            lines.append("")
+        same = next((n for n, pair in enumerate(zip(groups, opened, strict=False)) if pair[0] != pair[1]), None)
+        known = min(len(groups), len(opened)) if same is None else same
+        lines += [f"{'  ' * depth}{group}:" for depth, group in enumerate(groups) if depth >= known]
+        opened = groups
+        lines += _setting("  " * len(groups), name, guess)
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    """Returns a value as YAML; a small number as people write it, `5.0e-5`."""
+    short = f"{value:.1e}".replace("e-0", "e-") if isinstance(value, float) and value < 1e-3 else ""
+    return short if short and float(short) == value else to_yaml(value)
+
+
+def _setting(indent: str, name: str, guess: Guess) -> list[str]:
+    line = f"{indent}{to_yaml(name)}: {_value(guess.value)}"
+    # YAML allows no control characters, not even in a comment.
+    reason = "".join(letter if letter.isprintable() else "?" for letter in " ".join(guess.reason.split()))
+    if not reason:
+        return [line]
+    if len(line) + len("  # ") + len(reason) <= WIDTH:
+        return [f"{line}  # {reason}"]
+    above = textwrap.wrap(reason, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+    return [*above, line]
+
 
 COUNTED_TEXTS = 2000
 """Number of evenly spaced texts whose tokens are counted."""
@@ -149,3 +215,80 @@ def no_limits(rows: datasets.Dataset, model: Model) -> list[Guess]:
 
 def _rounded(needed: int, longest: int) -> int:
     return min(math.ceil(max(needed, 2 * _MULTIPLE) / _MULTIPLE) * _MULTIPLE, longest)
+
+
+EPOCHS = ((200, 10), (2_000, 5), (20_000, 3), (200_000, 2))
+"""Number of epochs for at most this many training rows; 1 for more."""
+ROWS_PER_STEP = 16
+LEAST_STEPS = 20
+"""Steps per epoch, below which fewer rows make a step."""
+SHORT = 256
+"""Inputs of more tokens are trained in batches of half the size."""
+SMALL_DATASET = 5000
+UNEVEN = 3.0
+"""Classes are uneven if the largest has this many times the rows of the smallest."""
+_GROUPS = {"author", "client", "customer", "document", "group", "patient", "session", "speaker", "subject", "user"}
+
+
+def training(rows: int, tokens: int, learning_rate: float) -> list[Guess]:
+    """Returns batch size, epochs and learning rate.
+
+    Args:
+        rows: number of training rows.
+        tokens: largest number of tokens of an input; 0 if inputs are of one size.
+        learning_rate: the usual one for the model.
+    """
+    window = ROWS_PER_STEP
+    while window > 4 and rows < LEAST_STEPS * window:
+        window //= 2
+    parts = 2 if tokens > SHORT and window > 4 else 1
+    steps = math.ceil(rows / window)
+    epochs = next((epochs for most, epochs in EPOCHS if rows <= most), 1)
+    found = [Guess("train.per_device_train_batch_size", window // parts, f"{steps:,} steps per epoch")]
+    if parts > 1:
+        why = f"{window} rows per step in {parts} parts, because inputs of {tokens} tokens take memory"
+        found.append(Guess("train.gradient_accumulation_steps", parts, why))
+    return [
+        *found,
+        Guess("train.num_train_epochs", epochs, f"{rows:,} training rows; fewer rows need more epochs"),
+        Guess("train.learning_rate", learning_rate, "usual for this model"),
+        Guess("train.warmup_steps", 0.1, "the first 10 % of the steps"),
+        Guess("eval.per_device_eval_batch_size", 2 * window // parts),
+    ]
+
+
+def evaluation(labels: Mapping[str, int], single: bool) -> list[Guess]:
+    """Returns when to evaluate and save, and the metric that selects the best model.
+
+    Args:
+        labels: number of rows with each label; empty if rows have none.
+        single: whether each row has exactly one.
+    """
+    found = [Guess("eval.eval_steps", "epoch")]
+    if single and labels and max(labels.values()) >= UNEVEN * min(labels.values()):
+        why = "classes are uneven: accuracy would mostly measure the largest"
+        found.append(Guess("eval.metric_for_best_model", "eval_f1_macro", why))
+    return [
+        *found,
+        Guess("checkpoint.save_steps", "epoch"),
+        Guess("checkpoint.save_total_limit", 1, "and the best one"),
+        Guess("checkpoint.load_best_model_at_end", True, "saves the model of the best evaluation"),
+    ]
+
+
+def validation(rows: int) -> Guess:
+    """Returns the fraction of the rows to set aside for validation."""
+    fraction = 0.2 if rows < SMALL_DATASET else 0.1
+    return Guess(
+        "data.validation_split", fraction, f"{fraction:.0%} of {rows:,} rows, because there is no validation file"
+    )
+
+
+def groups(profile: Profile) -> list[Guess]:
+    """Returns the column whose equal values belong together, such as a speaker or a customer, if there is one."""
+    for column in profile.columns.values():
+        words = set(re.findall(r"[a-z]+", column.name.lower()))
+        if words & _GROUPS and 5 <= len(column.counts) < 0.9 * len(column.values) and not column.empty:
+            why = f"{len(column.counts):,} values repeat: rows with the same one stay on one side of a split"
+            return [Guess("data.group_column", column.name, why)]
+    return []

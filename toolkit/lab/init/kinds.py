@@ -2,33 +2,260 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
 from typing import Any
 
-from toolkit.lab.init.columns import (
-    Columns,
-    Find,
-    Role,
-    column_language,
-    find_pair,
-    find_plain_text,
-    has_kind,
-    is_answer,
-    is_chat,
-    is_tags,
-    is_text,
-    is_tokens,
-    length,
-    repeats,
-    roles,
+from toolkit.config.sections import DataConfig
+from toolkit.lab.init.guesses import Guess, Limits, answers, blocks, no_limits, spans, truncation, windows
+from toolkit.lab.init.models import LANGUAGES, Model, language_named, language_of
+from toolkit.lab.init.profile import (
+    BOOLEAN,
+    DATE,
+    FILES,
+    MIXED,
+    NOTHING,
+    NUMBER,
+    NUMBERS,
+    OBJECT,
+    OBJECTS,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    ColumnProfile,
+    Profile,
 )
-from toolkit.lab.init.guess import Guess
-from toolkit.lab.init.guesses import Limits, answers, blocks, no_limits, spans, truncation, windows
-from toolkit.lab.init.labels import can_be_label, label_kind
-from toolkit.lab.init.languages import LANGUAGES, language_named, language_of
-from toolkit.lab.init.models import Model
-from toolkit.lab.init.profile import FILES, TEXT, ColumnProfile, Profile
+
+Columns = dict[str, str]
+"""The file's columns by the recipe's names for them."""
+Find = Callable[[Profile, Columns], Columns | None]
+"""Returns the columns of a kind of data, given those that the user named; None if the file is of another kind."""
+_TAG = re.compile(r"O|[BIESLU]-\S+")
+_LEAST_CHARACTERS = 15
+"""Smallest mean length of a text that no name gives away."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """A column that a kind of data needs.
+
+    Args:
+        name: the recipe's name for it.
+        usual: usual names, each a lower-case word or several without anything between.
+        fits: whether a column can have this role.
+        rank: orders columns that fit and have no usual name, the best last; None if the name is required.
+    """
+
+    name: str
+    usual: str
+    fits: Callable[[ColumnProfile], bool]
+    rank: Callable[[ColumnProfile], tuple[float, ...]] | None = None
+
+    def named(self, column: ColumnProfile) -> int:
+        """Returns how much a column's name means this role: 2 completely, 1 in part, 0 not."""
+        words = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column.name).lower())
+        usual = {self.name, *self.usual.split()}
+        return 2 if "".join(words) in usual else 1 if usual & set(words) else 0
+
+    def choose(self, columns: Mapping[str, ColumnProfile]) -> str | None:
+        """Returns the name of the column that fits best, or None."""
+        fitting = [column for column in columns.values() if self.fits(column) and (self.rank or self.named(column))]
+        rank = self.rank or (lambda column: ())
+        best = max(fitting, key=lambda column: (self.named(column), rank(column)), default=None)
+        return best.name if best else None
+
+
+def roles(*needed: Role) -> Find:
+    """Returns a function that finds a column for each role."""
+
+    def find(profile: Profile, given: Columns) -> Columns | None:
+        found = dict(given)
+        for role in needed:
+            free = {name: column for name, column in profile.columns.items() if name not in found.values()}
+            if role.name not in found:
+                best = role.choose(free)
+                if best is None:
+                    return None
+                found[role.name] = best
+        return found
+
+    return find
+
+
+def is_text(column: ColumnProfile) -> bool:
+    """Whether a column holds texts, not names."""
+    return column.kind == TEXT and column.mean_characters >= _LEAST_CHARACTERS
+
+
+def is_answer(column: ColumnProfile) -> bool:
+    """Whether a column holds SQuAD's answers, with their places in the context."""
+    return column.kind == OBJECT and all({"text", "answer_start"} <= value.keys() for value in column.values)
+
+
+def has_kind(kind: str) -> Callable[[ColumnProfile], bool]:
+    """Returns a function that tells whether a column holds values of a kind."""
+    return lambda column: column.kind == kind
+
+
+def repeats(column: ColumnProfile) -> tuple[float, float]:
+    """Returns whether few rows have no value (1 or 0), and how often a value occurs, on average.
+
+    Rows without a label cannot be used, and a run stops if they are many.
+    """
+    rows = len(column.values) + column.empty
+    return float(column.empty <= DataConfig.max_bad_rows * rows), len(column.values) / max(len(column.counts), 1)
+
+
+def length(column: ColumnProfile) -> tuple[float]:
+    """Returns the mean number of characters of a column's values."""
+    return (column.mean_characters,)
+
+
+def find_pair(profile: Profile, given: Columns) -> Columns | None:
+    """Finds a mapping of languages, or two columns of text in different languages."""
+    mappings = [column for column in profile.columns.values() if column.kind == OBJECT]
+    for column in mappings:
+        languages = list(column.values[0])
+        if len(languages) >= 2 and all(map(language_named, languages)):
+            return {"translation": column.name}
+    texts = {name: column for name, column in profile.columns.items() if column.kind == TEXT}
+    if {"source", "target"} <= given.keys():
+        return given
+    for source, target in permutations(texts, 2):
+        pair = column_language(texts[source]), column_language(texts[target])
+        if None not in pair and pair[0] != pair[1]:
+            found = {"source": source, "target": target} | given
+            if len(set(found.values())) == len(found):
+                return found
+    return None
+
+
+def column_language(column: ColumnProfile) -> str | None:
+    """Returns the code of a column's language: that of its texts or, if they are too short, that in its name."""
+    return language_of(map(str, column.values[:200])) or language_named(column.name)
+
+
+def is_chat(column: ColumnProfile) -> bool:
+    """Whether a column holds conversations."""
+    return column.kind == OBJECTS and all(
+        {"role", "content"} <= turn.keys() for turns in column.values for turn in turns
+    )
+
+
+def is_tokens(column: ColumnProfile) -> bool:
+    """Whether a column holds lists of texts."""
+    return all(isinstance(value, list) and all(isinstance(each, str) for each in value) for value in column.values)
+
+
+def is_tags(column: ColumnProfile) -> bool:
+    """Whether a column holds lists of tags of entities."""
+    return column.kind == TEXTS and all(_TAG.fullmatch(tag) for tags in column.values for tag in tags)
+
+
+def find_plain_text(profile: Profile, given: Columns) -> Columns | None:
+    """Finds the lines of a text file, or the column that the user named."""
+    column = given.get("text", "text")
+    is_plain = Path(profile.source).suffix.lower() == ".txt" or bool(given)
+    return {"text": column} if is_plain and column in profile.columns else None
+
+
+MOST_WHOLE_CLASSES = 20
+"""Whole numbers with at most this many values are classes."""
+_SEPARATORS = (",", ";", "|")
+_LEAST_SEPARATED = 0.05
+"""Smallest share of values with several labels."""
+_MOST_CHARACTERS = 60
+_MOST_CLASSES = 500
+
+SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+
+
+@dataclass(frozen=True)
+class LabelKind:
+    """The meaning of a label column.
+
+    Args:
+        problem_type: `task.problem_type`.
+        reason: why.
+        separator: `task.label_separator`, or None where it does not matter.
+    """
+
+    problem_type: str
+    reason: str
+    separator: str | None = None
+
+
+def can_be_label(column: ColumnProfile) -> bool:
+    """Whether a column can be a label: numbers that are no ids, or values that repeat."""
+    if column.kind in (TEXTS, NUMBERS):
+        return True
+    if column.kind == OBJECT:
+        return all(isinstance(flag, bool | int | float | None) for value in column.values for flag in value.values())
+    if column.kind in (DATE, MIXED, NOTHING, *FILES.values()) or len(column.counts) < 2:
+        return False
+    if column.kind in (WHOLE, NUMBER):
+        return column.kind == NUMBER or not column.is_unique
+    repeats = len(column.counts) <= min(_MOST_CLASSES, len(column.values) / 2)
+    return repeats and column.mean_characters <= _MOST_CHARACTERS
+
+
+def merged(counts: Mapping[str, int]) -> dict[str, str]:
+    """Maps labels that differ from a more frequent one only in case and blanks to that one.
+
+    Args:
+        counts: number of rows with each label.
+    """
+    alike: dict[str, list[str]] = {}
+    for label in counts:
+        alike.setdefault(" ".join(label.casefold().split()), []).append(label)
+    most = {label: max(group, key=lambda name: counts[name]) for group in alike.values() for label in group}
+    return {label: name for label, name in most.items() if label != name}
+
+
+def label_kind(column: ColumnProfile) -> LabelKind:
+    """Returns what a label column most likely means."""
+    if column.kind in (TEXTS, OBJECT) and not _has_numbers(column):
+        return LabelKind(MULTI, f"{column.name!r} holds {column.kind}")
+    if column.kind in (NUMBERS, OBJECT):
+        return LabelKind(REGRESSION, f"{column.name!r} holds several numbers per row")
+    different = len({float(value) for value in column.numbers}) if column.numbers else len(column.counts)
+    if column.kind == WHOLE and different <= MOST_WHOLE_CLASSES:
+        return LabelKind(SINGLE, f"whole numbers with at most {MOST_WHOLE_CLASSES} values are classes")
+    if column.kind in (WHOLE, NUMBER):
+        low, high = min(column.numbers), max(column.numbers)
+        few = f"whole numbers with at most {MOST_WHOLE_CLASSES} values would be classes"
+        return LabelKind(REGRESSION, f"{column.kind} from {low:g} to {high:g} with {different} values; {few}")
+    for separator in _SEPARATORS if column.kind == TEXT else ():
+        if share := _separated(column, separator):
+            return LabelKind(
+                MULTI, f"{share:.0%} of the values are several labels, separated by {separator!r}", separator
+            )
+    return LabelKind(SINGLE, "true or false" if column.kind == BOOLEAN else "one name per row")
+
+
+def _has_numbers(column: ColumnProfile) -> bool:
+    return column.kind == OBJECT and any(
+        isinstance(value, float) or (isinstance(value, int) and value not in (0, 1))
+        for values in column.values
+        for value in values.values()
+    )
+
+
+def _separated(column: ColumnProfile, separator: str) -> float:
+    """Returns the share of values with several labels; 0 if the separator is part of names.
+
+    Labels are those that occur in different combinations: their number is not above that of the combinations.
+    """
+    several = sum(count for value, count in column.counts.items() if separator in value.strip(separator))
+    combinations = {frozenset(part.strip() for part in value.split(separator)) for value in column.counts}
+    parts = Counter(part for each in combinations for part in each if part)
+    recurring = parts and max(parts.values()) > 1 and len(parts) <= len(combinations)
+    share = several / len(column.values)
+    return share if recurring and share >= _LEAST_SEPARATED else 0.0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from toolkit.lab.init.draft import draft
 from toolkit.lab.init.guesses import COVERED, evenly, quantile, tokens
 from toolkit.lab.init.models import local_folder
 from toolkit.lab.init.profile import Profile, profile, profile_file
-from toolkit.models.load import source_of
 
 if TYPE_CHECKING:
     import datasets
@@ -183,6 +182,8 @@ def _texts(task: Task, rows: CheckedRows) -> dict[str, list[str]]:
 def _lengths(cfg: Config, task: Task, texts: Mapping[str, Sequence[str]]) -> Iterator[RenderableType]:
     numbers = ("median", f"{COVERED:.0%} up to", "longest")
     table, notes = _table("length", *numbers, "", numbers=numbers), []
+    from toolkit.models.load import source_of
+
     name = source_of(cfg).name_or_path
     folder = local_folder(name) if name else None
     for name, values in texts.items():

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
+import platform
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from toolkit.api.mesh import mesh_of
+from toolkit.api.task import Task
 from toolkit.base.console import warn
-from toolkit.base.files import write_json
+from toolkit.base.errors import InputError
+from toolkit.base.files import read_json, write_json
 from toolkit.base.processes import OWN_LAUNCHER
+from toolkit.base.run_folder import RunFolder
+from toolkit.config import flatten
+from toolkit.config.launcher import LAUNCHER
+from toolkit.config.sections import Config
+from toolkit.config.source import read_file
+from toolkit.data.sources import fingerprint
+from toolkit.recipe import launcher_file, load_settings
+from toolkit.system.environment import hardware, versions
 
 WORKER = ("-m", "toolkit.lab.worker")
 EXIT_TIMEOUT = 124
@@ -175,3 +191,194 @@ def _death(code: int, timeout: float | None, log: Path) -> str:
         how = f"did not end within {timeout:g} seconds"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
     return "\n  ".join([f"its process {how}; the end of {log}:", *lines])
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the processes of a run are started.
+
+    Args:
+        file: configuration of `accelerate launch`, or None.
+        processes: number of processes.
+        environ: the environment variables that this file sets and that a run's settings depend on.
+    """
+
+    file: Path | None
+    processes: int
+    environ: Mapping[str, str]
+
+    @staticmethod
+    def of(file: str | None, processes: int | None) -> Launch:
+        """Reads a launcher's file, given by its path or name; without one, this machine starts `processes` processes.
+
+        Raises:
+            InputError: if there is no such file, it cannot be read, is for several machines, or sets no number of
+                processes.
+        """
+        if file is None:
+            return Launch(None, processes or 1, {})
+        found = launcher_file(file)
+        values = read_file(found).values
+        if "rdzv_backend" in values or values.get("num_machines", 1) != 1:
+            raise InputError(f"--launch: {file} is for several machines, but this command starts its runs on one")
+        count = processes or values.get("num_processes") or (1 if values.get("distributed_type") == "NO" else None)
+        if count is None:
+            raise InputError(f"--launch: {file} does not set num_processes; set --processes N")
+        environ = {variable: str(values[name]) for name, (variable, *_) in LAUNCHER.items() if name in values}
+        return Launch(found, int(count), environ)
+
+    def check(self, needed: int) -> None:
+        """Checks that there are at least `needed` processes and, on a machine with GPUs, one GPU for each process.
+
+        Raises:
+            InputError: if there are fewer.
+        """
+        import torch
+
+        if self.processes < needed:
+            raise InputError(f"{needed} processes are needed, received {self.processes}; set --processes {needed}")
+        if self.file is None and 0 < torch.cuda.device_count() < self.processes:
+            raise InputError(
+                f"{self.processes} processes need as many GPUs, and this machine has {torch.cuda.device_count()}; set "
+                "--launch cpu_2proc to use the CPU"
+            )
+
+    def load(self, task_type: type[Task], file: str, overrides: Sequence[str]) -> Config:
+        """Returns the configuration that a run has if it is started in this way.
+
+        Raises:
+            ConfigError: if a setting is invalid.
+        """
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+        return load_settings(task_type, file, overrides, environ={**environ, **self.environ}).config
+
+
+def step_rows(cfg: Config, processes: int) -> int:
+    """Returns the number of training rows per step, over all processes."""
+    batch, accumulation = batch_and_accumulation(cfg)
+    return batch * accumulation * mesh_of(cfg.parallel, processes).data_size
+
+
+def batch_and_accumulation(cfg: Config) -> tuple[int, int]:
+    """Returns the rows of a micro-batch, and the micro-batches of a step on each process."""
+    return cfg.train.per_device_train_batch_size, cfg.train.gradient_accumulation_steps or 1
+
+
+MEASURED = "measurement.json"
+"""File of a training's measurements; written last, so a training with this file is complete."""
+FAILED = "failure.json"
+"""File of why a training failed, for other commands that share its comparison; a rerun removes it."""
+
+digest_of = lru_cache(fingerprint)
+"""Most trainings of a command have the same data files; each file is read once."""
+
+
+def training_job(
+    recipe: Path, config: Path, overrides: Sequence[str], cfg: Config, launch: Launch, code: str
+) -> dict[str, Any]:
+    """Returns everything that the results of a training depend on.
+
+    Args:
+        recipe: the recipe's file.
+        config: the YAML file.
+        overrides: the overrides of the training, apart from its output folder.
+        cfg: the configuration that it has with them.
+        launch: how its processes are started.
+        code: digest of the toolkit's and the recipe's code.
+    """
+    data, places = cfg.data, ("output_dir", "offline_dir", "seed")
+    return {
+        "recipe": str(recipe.absolute()),
+        "config": str(config.absolute()),
+        "overrides": list(overrides),
+        "settings": {key: value for key, value in flatten(cfg).items() if key not in places},
+        "launch": None if launch.file is None else launch.file.read_text(encoding="utf-8"),
+        "processes": launch.processes,
+        "versions": versions(),
+        "hardware": _kind_of_machine(),
+        "code": code,
+        "data": [digest_of(file) for file in (data.train_file, data.validation_file, data.test_file) if file],
+        "model": model_files(cfg.model.name_or_path),
+    }
+
+
+def _kind_of_machine() -> dict[str, Any]:
+    """Returns the hardware as far as equal machines have it; their memory, for instance, differs by some pages."""
+    found = hardware()
+    return {**found, "system": platform.system(), "memory_bytes": 2 ** round(math.log2(found["memory_bytes"]))}
+
+
+def job_name(start: str, job: Mapping[str, Any]) -> str:
+    """Returns the name of a training's folder.
+
+    It ends with a digest of the job. So a finished training with the same job is not repeated, and one with another job
+    is kept.
+    """
+    return f"{start}-{hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:12]}"
+
+
+def measured_in(folder: Path) -> dict[str, Any] | None:
+    """Returns the measurements of a finished training; None if its folder has none."""
+    with suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads((folder / MEASURED).read_text(encoding="utf-8"))
+        return found
+    return None
+
+
+def failure_in(folder: Path) -> str | None:
+    """Returns why a training failed; None if it did not, or has not ended."""
+    with suppress(OSError, ValueError):
+        return str(read_json(folder / FAILED)["error"])
+    return None
+
+
+def note_failure(folder: Path, error: str) -> None:
+    """Writes why a training failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / FAILED, {"error": error})
+
+
+def run_job(
+    work: str,
+    job: Mapping[str, Any],
+    folder: Path,
+    launch: Launch,
+    further: Mapping[str, Any],
+    noted: Callable[[], Mapping[str, Any]] = dict,
+) -> str | None:
+    """Runs a training in processes of its own, in the subfolder `run` of its folder, and removes its checkpoints.
+
+    Args:
+        work: the function in `toolkit.lab.worker.WORK`.
+        job: the job.
+        folder: the training's folder, which is emptied first.
+        launch: how processes are started.
+        further: arguments of the function that results do not depend on.
+        noted: returns what is added to the measurements when it has ended.
+
+    Returns:
+        Why it failed; None if it is finished.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    run = RunFolder(folder / "run")
+    arguments = {**job, **further, "overrides": [*job["overrides"], f"output_dir={run.path}"]}
+    trial = Trial(work, arguments, folder / "outcome.json")
+    log = folder.with_name(f"{folder.name}.log")
+    (outcome,) = run_trials([trial], log, launch.processes, launch.file)
+    if outcome.error is not None:
+        note_failure(folder, outcome.error)
+        return outcome.error
+    trial.outcome.unlink()
+    shutil.rmtree(run.checkpoints, ignore_errors=True)
+    write_json(folder / MEASURED, outcome.result | noted())
+    return None
+
+
+def model_files(name: str | None) -> list[list[Any]]:
+    """Returns names, sizes and modification times of a local model's files; empty for a Hub id."""
+    folder = Path(name) if name else None
+    if folder is None or not folder.is_dir():
+        return []
+    stats = ((file, file.stat()) for file in sorted(folder.iterdir()) if file.is_file())
+    return [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]

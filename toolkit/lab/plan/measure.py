@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from torch import Tensor, nn
+
+from toolkit.api.batch import Batch, looked_up
 from toolkit.base.console import format_bytes
 from toolkit.base.errors import RunError
 from toolkit.config.keys import written
 from toolkit.config.sections import ParallelConfig
-from toolkit.footprint.simulate import Footprint
+from toolkit.footprint.simulate import Footprint, Subject, simulate
 from toolkit.lab.jobs.jobs import Trial, run_trials
-from toolkit.lab.jobs.training import FEW_STEPS
+from toolkit.lab.jobs.training import FEW_STEPS, trained
 from toolkit.lab.plan.estimates import Estimate
 
 STEPS = 3
@@ -182,3 +187,110 @@ def rows_that_fit(footprint: Footprint) -> int:
             "calibrate with a smaller model of the same kind"
         )
     return max(1, min(footprint.rows, round(footprint.rows * spare / max(1, footprint.passing))))
+
+
+class Watch:
+    """Records the size and time of each step, and its largest micro-batch. See `toolkit.api.run.Observer`.
+
+    A model without padding has another largest micro-batch than one with padding: that with the most tokens.
+    """
+
+    def __init__(self) -> None:
+        self.largest: dict[bool, Batch] = {}
+        """The largest micro-batch of a model with padding (False) and without (True)."""
+        self._steps: list[tuple[dict[bool, int], float]] = []
+
+    def gradient(self, step: int, model: nn.Module) -> None:
+        """Does nothing."""
+
+    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+        """Records a step."""
+        for unpadded in (False, True):
+            self.largest[unpadded] = max(
+                [*batches, self.largest.get(unpadded, batches[0])], key=lambda batch: _size(batch, unpadded)
+            )
+        sizes = {unpadded: sum(_size(batch, unpadded) for batch in batches) for unpadded in (False, True)}
+        self._steps.append((sizes, record["seconds"]))
+
+    def seconds(self, unpadded: bool) -> float | None:
+        """Returns the seconds of the largest micro-batch's step, or None if there was only one step.
+
+        The first step is skipped, as it includes start-up. Times of smaller steps are scaled up to the largest
+        micro-batch. The minimum is used, since other processes may slow down single steps.
+        """
+        largest = _size(self.largest[unpadded], unpadded)
+        return min((seconds * largest / sizes[unpadded] for sizes, seconds in self._steps[1:]), default=None)
+
+
+def _size(batch: Batch, unpadded: bool) -> int:
+    """Returns the number of values of a micro-batch's inputs, or of those that its masks do not count as padding."""
+    inputs = {name: value for name, value in batch["inputs"].items() if isinstance(value, Tensor)}
+    masks = [int(value.sum()) for name, value in inputs.items() if name.endswith("attention_mask")]
+    return sum(masks) if unpadded and masks else sum(value.numel() for value in inputs.values())
+
+
+def measure_steps(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains, and returns the measurements with the prediction for the same rows.
+
+    Args:
+        job: as for `toolkit.lab.jobs.training.trained`.
+
+    Returns:
+        `memory` (measured bytes), `footprint` (predicted), `seconds` of a step or None, and `device`, its type.
+    """
+    watch = Watch()
+    with trained(job, watch) as (run, result):
+        batch = looked_up(watch.largest[run.unpadded])
+        subject = Subject(run.cfg, run.task, run.model.config, batch, run.accelerator.device)
+        return {
+            "memory": asdict(result.memory),
+            "footprint": asdict(simulate(subject)),
+            "seconds": watch.seconds(run.unpadded),
+            "device": run.accelerator.device.type,
+        }
+
+
+BYTES = 25 * 2**20
+"""Bytes of one all-reduce: the bucket size of `DistributedDataParallel`."""
+ROUNDS = 8
+PROCESSES = 2
+TIMEOUT_SECONDS = 120.0
+"""Without it, processes that cannot reach each other would wait for half an hour."""
+
+
+def measure_bandwidth(job: Mapping[str, Any]) -> float:
+    """Times all-reduces of a bucket of gradients in this process group.
+
+    Args:
+        job: not used; every function in `toolkit.lab.worker.WORK` takes one argument.
+
+    Returns:
+        Bytes per second that one process sends.
+    """
+    import torch
+    from torch import distributed
+
+    distributed.init_process_group("gloo")
+    world, seconds = distributed.get_world_size(), []
+    bucket = torch.ones(BYTES // 4)
+    for _ in range(ROUNDS):
+        distributed.barrier()
+        start = time.perf_counter()
+        distributed.all_reduce(bucket)
+        seconds.append(time.perf_counter() - start)
+    return 2 * (world - 1) / world * BYTES / statistics.median(seconds[1:])
+
+
+def measured_bandwidth() -> float:
+    """Starts two processes on this machine and returns the result of `measure`, in bytes per second.
+
+    Raises:
+        RunError: if the processes cannot reach each other.
+    """
+    with TemporaryDirectory(prefix="bandwidth-") as name:
+        folder = Path(name)
+        trial = Trial("bandwidth", {}, folder / "outcome.json")
+        (outcome,) = run_trials([trial], folder / "bandwidth.log", PROCESSES, timeout=TIMEOUT_SECONDS)
+    if outcome.error is not None:
+        raise RunError(f"--calibrate: two processes cannot exchange data here; set --bandwidth\n  {outcome.error}")
+    return float(outcome.result)

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import cProfile
+import pstats
+import sysconfig
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.autograd.profiler import record_function
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from toolkit.api.batch import IGNORE_INDEX, Batch
-from toolkit.lab.profile.flops import FlopCount
+from toolkit.data.batching.batches import Windows, training_loader
+from toolkit.distributed.collectives import objects_of_all
+from toolkit.engine.micro_batches import packs_tokens, training_processor
+from toolkit.lab.jobs.training import trained
+from toolkit.lab.profile.trace import RANGE, UNFUSED, Operation, Reading, read_trace
+from toolkit.models.unpadded.families import DROPOUTS, NothingToGain, Refused, coverage
+from toolkit.system.limits import usable_cores
 from toolkit.system.phases import WHOLE, active_clock
 
 if TYPE_CHECKING:
@@ -23,8 +38,33 @@ if TYPE_CHECKING:
 
     from toolkit.api.run import Run
 
-RANGE = "phase: "
-"""How the names of the phases begin in the trace."""
+
+class FlopCount(TorchDispatchMode):
+    """Counts the operations of this process.
+
+    `torch.utils.flop_counter.FlopCounterMode` counts an operation on a split tensor as if each process computed all of
+    it, and hooks every module.
+
+    Attributes:
+        total: floating-point operations so far.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operation, and counts it if there is a formula for it."""
+        named, higher = kwargs or {}, isinstance(func, HigherOrderOperator)
+        if not higher and any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # the operations on local tensors come here afterwards
+        result = func(*args, **named)
+        formula = flop_registry.get(func if higher else func._overloadpacket)
+        if formula is not None:
+            self.total += int(formula(*args, **named, out_val=result))
+        return result
 
 
 class Stages:
@@ -170,3 +210,252 @@ def _clock() -> Any:
 
 def _activities() -> list[ProfilerActivity]:
     return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+
+
+TOOLKIT = Path(__file__).resolve().parents[2]
+LIBRARIES = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+LEAST_SHARE = 0.2
+"""Share of the time in one function, from which it is named."""
+
+Place: TypeAlias = tuple[str, int, str]
+"""File, line and name of a function."""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """The time to load windows.
+
+    Args:
+        seconds: of a window, in one process.
+        function: the function of the recipe or the toolkit with the most time, its calls of libraries included; None
+            if no function has much of it.
+        place: its file and line.
+        function_seconds: its seconds of a window.
+    """
+
+    seconds: float
+    function: str | None = None
+    place: str | None = None
+    function_seconds: float = 0.0
+
+
+def time_loading(run: Run, windows: int) -> Loading:
+    """Loads the first windows of the run twice in this process: once timed, once with each call recorded.
+
+    Args:
+        run: a run whose training is over.
+        windows: their number.
+    """
+    made = _windows(run)
+    begun = time.perf_counter()
+    count = sum(1 for _ in islice(made, windows))
+    seconds = (time.perf_counter() - begun) / max(1, count)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in islice(_windows(run), windows):
+        pass
+    profiler.disable()
+    return slowest(profiler, seconds, max(1, count))
+
+
+def _windows(run: Run) -> Windows:
+    loader, sampler = training_loader(
+        run.data.train, run.task, training_processor(run), run.cfg, run.mesh, 0, run.data.kept, packs_tokens(run)
+    )
+    return Windows(loader, sampler)
+
+
+def slowest(profiler: cProfile.Profile, seconds: float, windows: int) -> Loading:
+    """Returns which function took most of the time that a profiler has recorded.
+
+    Args:
+        profiler: the profiler, which slows down Python's own code.
+        seconds: seconds of a window without it, which no function can exceed.
+        windows: the windows that it has recorded.
+    """
+    stats: dict[Place, Any] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    spent: dict[Place, float] = {}
+    for place, (_, _, own, _, _) in stats.items():
+        if (owner := _owner(place, stats)) is not None:
+            spent[owner] = spent.get(owner, 0.0) + own
+    most = max(spent.values(), default=0.0)
+    if not spent or most < LEAST_SHARE * sum(own for _, _, own, _, _ in stats.values()):
+        return Loading(seconds)
+    file, line, name = max(spent, key=lambda each: spent[each])
+    return Loading(seconds, name, f"{Path(file).name}:{line}", min(most / windows, seconds))
+
+
+def _owner(place: Place, stats: Mapping[Place, Any]) -> Place | None:
+    """Returns the function that is not a library's on whose behalf a function mostly runs; None if there is none."""
+    seen = set()
+    while _is_library(place):
+        seen.add(place)
+        callers = {caller: times for caller, times in stats[place][4].items() if caller in stats and caller not in seen}
+        if not callers:
+            return None
+        place = max(callers, key=lambda caller: callers[caller][3])
+    return place
+
+
+def _is_library(place: Place) -> bool:
+    """Whether a function is built in, or from a library other than the toolkit."""
+    file = Path(place[0])
+    return not file.is_absolute() or (
+        any(file.is_relative_to(folder) for folder in LIBRARIES) and not file.is_relative_to(TOOLKIT)
+    )
+
+
+SIZE = {"cpu": 1024, "cuda": 8192}
+"""Rows and columns of the matrices, by type of device."""
+ROUNDS, CALLS = 5, 1000
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Returns the floating-point operations per second of a product of two square matrices, the fastest of `ROUNDS`."""
+    size = SIZE.get(device.type, 4096)
+    one, other = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+    seconds = min(_timed(device, lambda: torch.mm(one, other)) for _ in range(ROUNDS + 1))
+    return 2 * size**3 / seconds
+
+
+def smallest_operation(device: torch.device) -> float:
+    """Returns the seconds of an operation on one number: no operation of a step takes less, however little it does."""
+    number = torch.zeros(1, device=device)
+
+    def repeated() -> None:
+        for _ in range(CALLS):
+            number.add_(1)
+
+    with torch.no_grad():
+        return min(_timed(device, repeated) for _ in range(ROUNDS)) / CALLS
+
+
+def compute_dtype(mixed_precision: str, parameters: torch.dtype) -> torch.dtype:
+    """Returns the type in which matrix products are computed; fp8 ones are compared with those in bfloat16."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}.get(mixed_precision, parameters)
+
+
+def _timed(device: torch.device, function: Callable[[], object]) -> float:
+    """Returns the seconds of a call, with the device's work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    begun = time.perf_counter()
+    function()
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter() - begun
+
+
+MOST_OPERATIONS = 15
+"""Operations that are returned, those with the most time."""
+
+
+def measure(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains, and measures some of the steps.
+
+    Args:
+        job: as for `toolkit.lab.jobs.training.trained`, and `skipped` and `steps` (see `Stages`), and `trace`, the file
+            for the trace of the first rank.
+
+    Returns:
+        `ranks`: what each process measured of its steps (`_of_rank`); `trace`: what the trace of the first one says,
+        per step; `loading`, `attention`, `memory` and `machine` of the first one.
+    """
+    stages = Stages(job["skipped"], job["steps"])
+
+    def changed(run: Run) -> Run:
+        stages.run = run
+        return run
+
+    with trained(job, stages, changed) as (run, result):
+        ranks = objects_of_all(_of_rank(run, stages))
+        rates = objects_of_all(_matmul_rate(run))
+        if not run.accelerator.is_main_process:
+            return {}
+        stages.write_trace(Path(job["trace"]))
+        reading = read_trace(Path(job["trace"]))
+        return {
+            "ranks": [rank | {"matmul_rate": rate} for rank, rate in zip(ranks, rates, strict=True)],
+            "trace": _per_step(reading, stages.steps),
+            "loading": asdict(time_loading(run, stages.steps)),
+            "attention": _attention(run, reading),
+            "unpadded": run.unpadded,
+            "can_leave_out_padding": run.unpadded or _can_leave_out_padding(run),
+            "memory": result.memory.parameters + result.memory.optimizer_state,
+            "machine": _machine(run),
+        }
+
+
+def _of_rank(run: Run, stages: Stages) -> dict[str, Any]:
+    """Returns what this process measured: `seconds` of a step by phase, and sums over the timed steps."""
+    values, counted = (sum(shape.values for shape in shapes) for shapes in (stages.shapes, stages.counted))
+    return {
+        "seconds": {phase: seconds / stages.steps for phase, seconds in stages.seconds.items()},
+        "hidden_exchange": stages.hidden_exchange,
+        # The counted step has other rows than the timed ones; operations grow nearly in proportion to inputs.
+        "flops": stages.flops.total * values / (counted * stages.steps) if counted else 0.0,
+        "counts": run.mesh.counts,
+        **_sizes(stages.shapes, stages.steps),
+    }
+
+
+def _sizes(shapes: Sequence[Shape], steps: int) -> dict[str, float]:
+    names = ("rows", "positions", "real")
+    return {name: sum(getattr(shape, name) for shape in shapes) / steps for name in names}
+
+
+def _matmul_rate(run: Run) -> float:
+    parameters = next(run.model.parameters()).dtype
+    return matmul_rate(run.accelerator.device, compute_dtype(run.accelerator.mixed_precision, parameters))
+
+
+def _per_step(reading: Reading, steps: int) -> dict[str, Any]:
+    return {
+        "operations": _top(reading.operations, steps),
+        "kernels": _top(reading.kernels, steps),
+        "leaves": reading.leaves / steps,
+        "memory": {name: each | {"kept": each["kept"] // steps} for name, each in reading.memory.items()},
+        "exchange_seconds": reading.exchange_seconds / steps,
+        "busy_seconds": reading.busy_seconds / steps,
+    }
+
+
+def _top(operations: Mapping[str, Operation], steps: int) -> list[dict[str, Any]]:
+    """Returns the operations with the most time; `share` is that of the time of all."""
+    whole = sum(each.seconds for each in operations.values())
+    top = sorted(operations.items(), key=lambda item: -item[1].seconds)[:MOST_OPERATIONS]
+    return [
+        {"name": name, "calls": each.calls / steps, "seconds": each.seconds / steps, "share": each.seconds / whole}
+        for name, each in top
+    ]
+
+
+def _attention(run: Run, reading: Reading) -> dict[str, Any]:
+    """Returns how attention is computed, and its share of the time of all operations if that is step by step."""
+    config = run.model.config
+    whole = sum(each.seconds for each in reading.operations.values())
+    unfused = sum(each.seconds for name, each in reading.operations.items() if name in UNFUSED)
+    fields = [name for name in DROPOUTS if isinstance(value := getattr(config, name, None), float) and value > 0]
+    return {
+        "implementation": getattr(config, "_attn_implementation", None),
+        "can_be_fused": bool(getattr(type(run.model), "_supports_sdpa", False)),
+        "dropout": fields[0] if fields else None,
+        "share": unfused / whole if whole else 0.0,
+    }
+
+
+def _can_leave_out_padding(run: Run) -> bool:
+    covered = coverage(run.model.config, run.cfg.model.attn_implementation)
+    return not isinstance(covered, NothingToGain | Refused)
+
+
+def _machine(run: Run) -> dict[str, Any]:
+    device = run.accelerator.device
+    return {
+        "device": device.type,
+        "gpus": torch.cuda.device_count(),
+        "cores": usable_cores(),
+        "threads": torch.get_num_threads(),
+        "smallest_operation": smallest_operation(device),
+        "precision": run.accelerator.mixed_precision,
+    }

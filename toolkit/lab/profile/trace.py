@@ -7,9 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from toolkit.lab.profile.measure import RANGE
+if TYPE_CHECKING:
+    pass
+
 
 OPERATIONS = ("cpu_op",)
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -152,3 +154,7 @@ def _union(events: Iterable[Event]) -> float:
         seconds += max(0.0, begin + length - max(begin, end))
         end = max(end, begin + length)
     return seconds * MICROSECOND
+
+
+RANGE = "phase: "
+"""How the names of the phases begin in the trace."""

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 from toolkit.base.errors import RunError
 from toolkit.base.files import finite, read_json, write_json
 from toolkit.lab.search import trials
-from toolkit.lab.search.children import replace_run
-from toolkit.lab.search.running import Threads, Told
 from toolkit.lab.search.space import Dimension, Point, overrides_of
 from toolkit.lab.search.study import Book, Result, Search, counted
+from toolkit.lab.search.trials import Threads, Told, replace_run
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import shlex
+import uuid
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
-from toolkit.base.console import counted, format_duration, format_value, shorten
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
+
+from toolkit.base.console import counted, format_duration, format_value, rich_console, shorten
+from toolkit.base.errors import InputError
+from toolkit.base.files import read_json, write_json
+from toolkit.config.messages import show as shown_value
 from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Highlights, Section, Table, Text
 from toolkit.lab.search import pictures
-from toolkit.lab.search.winner import same
+from toolkit.lab.search.space import facts, overrides_of
+from toolkit.lab.search.study import Search, name_of, result_of
+from toolkit.lab.search.study import counted as of_state
+from toolkit.lab.search.trials import best_of
+from toolkit.lab.search.winner import same, settings_of
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
 
 Found = Mapping[str, Any]
 """Contents of `search.json`."""
@@ -217,3 +238,227 @@ def _space(found: Found) -> Table:
         words += ", by its logarithm" if each["log"] else f", in steps of {each['step']:g}" if each["step"] else ""
         rows.append([key, words])
     return Table(["setting", "values"], rows)
+
+
+STUDY = "study.json"
+"""File of what a folder says of its search."""
+WINNER = "winner.json"
+"""File of what is known of the winner."""
+SHOWN = 8
+"""Number of differences that an error lists."""
+
+
+def claim(search: Search, command: Sequence[str]) -> dict[str, Any]:
+    """Makes the folder that of the search, and returns what it says; a folder of the same search goes on.
+
+    Args:
+        search: the search.
+        command: the command line.
+
+    Raises:
+        InputError: if it is another search's, or holds something else.
+    """
+    folder, identity = search.folder, search.identity()
+    known = read(folder)
+    if known is None:
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+            raise InputError(f"--output-dir: {folder.absolute()} is not empty and is no search; use another folder")
+        try:
+            (folder / "trials").mkdir(parents=True)
+        except OSError as error:
+            raise InputError(f"--output-dir: cannot make the folder {folder.absolute()}: {error.strerror}") from error
+        known = {"identity": identity, "owner": uuid.uuid4().hex, "name": name_of(identity)}
+    if known["identity"] != identity:
+        before, now = known["identity"], identity
+        keys = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key)]
+        listed = [
+            f"  - {key}: it has {shown_value(before.get(key))}, now {shown_value(now.get(key))}" for key in keys[:SHOWN]
+        ]
+        more = [f"  - and {len(keys) - SHOWN} more"] if len(keys) > SHOWN else []
+        raise InputError("\n".join([f"--output-dir: {folder} holds a search with other settings:", *listed, *more,
+                                    "Restore them, or use another folder"]))  # fmt: skip
+    known |= _described(search) | {"command": list(command)}
+    write_json(folder / STUDY, known)
+    return known
+
+
+def _described(search: Search) -> dict[str, Any]:
+    """Returns what a page says of a search that its trials do not say."""
+    return {
+        "recipe": str(search.recipe),
+        "config": str(search.config),
+        "overrides": list(search.overrides),
+        "space": search.identity()["space"],
+        "method": search.method,
+        "metric": {"name": search.metric.name, "greater_is_better": search.metric.greater_is_better},
+        "num_processes": search.launch.processes,
+        "asked": search.trials,
+        "parallel": search.parallel,
+        "storage": "the database of --storage" if search.storage is not None else None,
+    }
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """Returns what a folder says of its search; None if it is that of none."""
+    with suppress(OSError, ValueError):
+        found = read_json(folder / STUDY)
+        if isinstance(found, dict) and {"identity", "owner", "name"} <= found.keys():
+            return found
+    return None
+
+
+def winner_of(folder: Path) -> dict[str, Any] | None:
+    """Returns what is known of the winner, or None if none was scored."""
+    with suppress(OSError, ValueError):
+        found: dict[str, Any] = read_json(folder / WINNER)
+        return found
+    return None
+
+
+def shown_facts(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `search.json` says of a search."""
+    return {key: value for key, value in known.items() if key not in ("identity", "owner", "name")}
+
+
+def write(found: Mapping[str, Any], folder: Path) -> None:
+    """Writes `search.json`, and the page as HTML and Markdown with its charts."""
+    from toolkit.document.render import write_document
+
+    write_json(folder / "search.json", found)
+    write_document(folder, "search", *title_and_lead(found), sections(found))
+
+
+FEWEST = 4
+"""Fewest trials from which an importance is computed."""
+SEED = 20
+
+
+def build(known: Mapping[str, Any], study: Study, winner: Mapping[str, Any] | None, seconds: float) -> dict[str, Any]:
+    """Returns a search as JSON values.
+
+    Args:
+        known: what its folder says: see `toolkit.lab.search.report`.
+        study: its study.
+        winner: what `toolkit.lab.search.winner` found, or None.
+        seconds: seconds of this session.
+    """
+    found = study.get_trials(deepcopy=False)
+    best = best_of(found, known["metric"]["greater_is_better"])
+    rows = [row(each) for each in found if each.state.name != "WAITING" and result_of(each)["state"] != "abandoned"]
+    return {
+        **known,
+        **facts(known["method"]),
+        "trials": rows,
+        "counts": dict(Counter(each["state"] for each in rows)),
+        "best": None if best is None else row(best),
+        "winner": None if winner is None else dict(winner),
+        "importance": importance(study, of_state(found)),
+        "cost": {
+            "seconds": round(sum(each["seconds"] for each in rows), 1),
+            "steps": sum(each["steps"] for each in rows),
+            "session_seconds": round(seconds, 1),
+        },
+    }
+
+
+def row(trial: FrozenTrial) -> dict[str, Any]:
+    """Returns a trial as JSON values."""
+    result = result_of(trial)
+    return {
+        "number": trial.number,
+        "state": result["state"],
+        "params": dict(settings_of(trial)),
+        "overrides": overrides_of(settings_of(trial)),
+        "value": trial.values[0] if trial.state.name == "COMPLETE" else result.get("value"),
+        "reason": result.get("reason"),
+        "evaluations": result.get("evaluations") or _reported(trial),
+        "seconds": float(result.get("seconds", 0.0)),
+        "steps": int(result.get("steps") or 0),
+        "metrics": {key: value for key, value in result.get("metrics", {}).items() if key.startswith("eval_")},
+        **({"history": result["history"]} if "history" in result else {}),
+    }
+
+
+def _reported(trial: FrozenTrial) -> list[list[float]]:
+    """Returns number and value of each evaluation that the study knows of."""
+    return [[number, value] for number, value in sorted(trial.intermediate_values.items())]
+
+
+def importance(study: Study, trained: Sequence[FrozenTrial]) -> dict[str, Any]:
+    """Returns how much each setting explains of the values of complete trials, by fANOVA (Hutter et al. 2014).
+
+    A forest of regression trees learns the values of the points; the importance of a setting is its part of the
+    variance of what the forest predicts over the space.
+
+    Args:
+        study: the study.
+        trained: its trials that were trained.
+
+    Returns:
+        `method`, and `values` by setting, from the largest; empty with `FEWEST` trials or fewer, or if all are equal.
+    """
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+    complete = [each for each in trained if each.state.name == "COMPLETE" and result_of(each)["state"] != "repeated"]
+    found: dict[str, float] = {}
+    if len(complete) > FEWEST and len({each.values[0] for each in complete}) > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of settings that have one value in all trials
+            shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=SEED))
+        found = {key: float(share) for key, share in shares.items()}
+    return {"method": "fANOVA (Hutter et al. 2014)", "trials": len(complete), "values": found}
+
+
+WIDTH = 80
+MOST_ROWS = 20
+"""Trials that the table shows: the best ones."""
+
+
+def tell(number: int, result: Mapping[str, Any], overrides: Sequence[str], metric: str) -> None:
+    """Prints a line about a trial that is over."""
+    value = "" if result.get("value") is None else f" {metric.removeprefix('eval_')} {format_value(result['value'])}"
+    head = f"trial {number}: {result['state']}{value}, {format_duration(result.get('seconds', 0.0))}"
+    settings = ", ".join(_short(override) for override in overrides)
+    print(fill(f"{head}; {settings}", WIDTH, subsequent_indent="  "), flush=True)
+    if result.get("reason"):
+        print(fill(shorten(result["reason"].split("\n")[0], 300), WIDTH, initial_indent="  ", subsequent_indent="  "),
+              flush=True)  # fmt: skip
+
+
+def _short(override: str) -> str:
+    """Returns an override without its section, and a number with four digits."""
+    key, _, text = override.partition("=")
+    try:
+        text = format_value(float(text))
+    except ValueError:
+        text = shorten(text, 40)
+    return f"{key.rpartition('.')[2]}={text}"
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """Prints the best trials and what can be said of the best one."""
+    console = rich_console()
+    console.print()
+    sign = -1 if found["metric"]["greater_is_better"] else 1
+    rows = sorted(found["trials"], key=lambda row: (row["value"] is None, sign * (row["value"] or 0.0), row["number"]))
+    table = RichTable(box=None, pad_edge=False)
+    table.add_column("trial", justify="right")
+    table.add_column("state")
+    table.add_column(metric_of(found), justify="right")
+    table.add_column("settings", overflow="fold")
+    table.add_column("time", justify="right", no_wrap=True)
+    for row in rows[:MOST_ROWS]:
+        value = "" if row["value"] is None else format_value(row["value"])
+        settings = ", ".join(map(_short, row["overrides"]))
+        table.add_row(
+            *map(RichText, (str(row["number"]), row["state"], value, settings, format_duration(row["seconds"])))
+        )
+    console.print(table)
+    if len(rows) > MOST_ROWS:
+        print(f"and {len(rows) - MOST_ROWS} more")
+    counts = ", ".join(f"{found['counts'][state]} {state}" for state in STATES if found["counts"].get(state))
+    print(f"\n{counts or 'no trials yet'} of {found['asked']} asked")
+    for sentence in verdict(found):
+        print(fill(sentence, WIDTH, break_long_words=False))
+    if found["best"] is not None:
+        print("\n".join(["", *(f"  {override}" for override in found["best"]["overrides"])]))

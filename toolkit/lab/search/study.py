@@ -7,6 +7,7 @@ is kept with it there.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import time
 import zlib
@@ -18,19 +19,85 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.task import Task
-from toolkit.base.errors import RunError, problems_of
+from toolkit.base.errors import InputError, RunError, problems_of
 from toolkit.config import flatten
 from toolkit.config.sections import Config
-from toolkit.lab.finished import digest_of, model_files
-from toolkit.lab.launch import Launch
-from toolkit.lab.search.methods import METHODS
-from toolkit.lab.search.space import Dimension, Point, configured_point, grid_of, overrides_of
-from toolkit.lab.search.storage import JOURNAL, mend, storage_of
+from toolkit.lab.jobs.jobs import Launch, digest_of, model_files
+from toolkit.lab.search.space import METHODS, Dimension, Point, configured_point, grid_of, overrides_of
 from toolkit.metrics.score import Score
 
 if TYPE_CHECKING:
     from optuna import Study
+    from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial, Trial
+
+
+JOURNAL = "study.journal"
+"""The file."""
+ENVIRON = "TOOLKIT_SEARCH_STORAGE"
+"""Environment variable with the URL of the database for processes of trials; it may have a password in it."""
+
+
+def require_optuna() -> None:
+    """Refuses a search without its library.
+
+    Raises:
+        InputError: if Optuna is not installed.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise InputError("toolkit search needs optuna, which is not installed; pip install 'finetune-toolkit[search]'")
+
+
+def storage_of(folder: Path, url: str | None) -> BaseStorage:
+    """Opens the storage of a study.
+
+    Raises:
+        InputError: if it cannot be opened.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        if url is not None:
+            return optuna.storages.get_storage(url)
+        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL)))
+    except Exception as error:  # of any database
+        place = "--storage" if url is not None else str(folder / JOURNAL)
+        raise InputError(f"{place}: cannot be opened: {type(error).__name__}: {error}") from error
+
+
+def load_study(folder: Path, name: str, url: str | None) -> Study:
+    """Opens a study that exists.
+
+    Raises:
+        InputError: if it does not.
+    """
+    require_optuna()
+    storage = storage_of(folder, url)
+    import optuna
+
+    try:
+        return optuna.load_study(study_name=name, storage=storage)
+    except KeyError as error:
+        raise InputError(f"{folder}: has no trials yet, or they are in a database; set --storage URL") from error
+
+
+def mend(journal: Path) -> None:
+    """Removes an incomplete last line, which a machine that lost its power can leave; Optuna could not read on."""
+    from optuna.storages.journal import JournalFileSymlinkLock
+
+    if not journal.exists():
+        return
+    lock = JournalFileSymlinkLock(str(journal))
+    lock.acquire()
+    try:
+        content = journal.read_bytes()
+        if content and not content.endswith(b"\n"):
+            with journal.open("r+b") as file:
+                file.truncate(content.rfind(b"\n") + 1)
+    finally:
+        lock.release()
+
 
 RESULT, OWNER = "result", "owner"
 """What the study keeps of a trial: how it ended, and the folder of the search that trains it."""
@@ -57,7 +124,7 @@ class Search:
         task_type: the recipe's task.
         base: the configured settings.
         space: the settings that may change.
-        method: key of `toolkit.lab.search.methods.METHODS`.
+        method: key of `toolkit.lab.search.space.METHODS`.
         metric: the metric that decides, with its prefix.
         launch: how processes of a trial are started.
         trials: number of trials.

@@ -12,9 +12,9 @@ from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json, write_json
 from toolkit.lab.search import trials
-from toolkit.lab.search.running import baseline_of, best_of
 from toolkit.lab.search.space import overrides_of
 from toolkit.lab.search.study import OWNER, Book, Search, result_of
+from toolkit.lab.search.trials import baseline_of, best_of
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

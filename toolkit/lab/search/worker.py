@@ -21,10 +21,10 @@ from toolkit.distributed.collectives import on_main
 from toolkit.distributed.non_finite import NonFiniteGradient, NonFiniteParameters
 from toolkit.distributed.stop import active_stop
 from toolkit.engine.evaluation import NonFiniteLoss
-from toolkit.lab.compare.bootstrap import resampled
+from toolkit.lab.compare.statistics import resampled
 from toolkit.lab.jobs.training import trained
-from toolkit.lab.search.methods import METHODS
-from toolkit.lab.search.storage import ENVIRON, storage_of
+from toolkit.lab.search.space import METHODS
+from toolkit.lab.search.study import ENVIRON, storage_of
 from toolkit.report.results import summary_figures
 from toolkit.tracking.jsonl import read_metrics
 

@@ -1,0 +1,531 @@
+"""Tries sizes of the micro-batch: the plan's estimate first, then real steps in processes of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from math import prod
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from toolkit.api.batch import looked_up
+from toolkit.base.console import format_bytes, say
+from toolkit.base.errors import ConfigError, RunError
+from toolkit.base.files import write_json, write_text
+from toolkit.config.keys import written
+from toolkit.config.sections import Config
+from toolkit.data.batching.budget import lengths_of
+from toolkit.distributed.collectives import data_sum, objects_of_all
+from toolkit.distributed.strategies.auto_batch_size import is_out_of_memory
+from toolkit.document import render
+from toolkit.document.blocks import Cell, Code, Figure, Section, Table, Text
+from toolkit.document.charts import line_chart
+from toolkit.document.render import print_table
+from toolkit.document.svg import Drawing, sheet
+from toolkit.footprint.simulate import Footprint, Subject, simulate
+from toolkit.lab.jobs.jobs import Launch, Outcome, Trial, batch_and_accumulation, run_trials, step_rows
+from toolkit.lab.jobs.training import trained
+from toolkit.lab.plan.estimates import estimated
+from toolkit.lab.plan.measure import Correction, Costs, Watch, fitted
+from toolkit.lab.plan.subject import resized
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from toolkit.api.batch import Batch
+    from toolkit.api.run import Run
+
+
+OUT_OF_MEMORY = "out of memory: "
+"""How the error of a trial begins that had too little memory."""
+
+
+def longest_steps(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains on the longest rows, so that no other step of the run needs more memory.
+
+    Args:
+        job: as for `toolkit.lab.jobs.training.trained`.
+
+    Returns:
+        `memory`: measured bytes of the rank that needs the most; `footprint`: what is predicted for its largest
+        micro-batch on a single device; `step_rows` and `epoch_rows`: rows of a step and of an epoch.
+
+    Raises:
+        RunError: if memory does not suffice on any rank; the text begins with `OUT_OF_MEMORY`.
+    """
+    watch, counted = Watch(), list[int]()
+
+    def changed(run: Run) -> Run:
+        counted.append(len(run.data.train))
+        return _with_longest_rows(run)
+
+    with _told_of_memory(), trained(job, watch, changed) as (run, result):
+        batch = looked_up(watch.largest[run.unpadded])
+        footprint = simulate(Subject(run.cfg, run.task, run.model.config, batch, run.accelerator.device))
+        ranks = [*zip(objects_of_all(asdict(result.memory)), objects_of_all(asdict(footprint)), strict=True)]
+        memory, predicted = max(ranks, key=lambda rank: rank[0]["train_peak"])
+        rows = {"step_rows": step_rows(run.cfg, run.accelerator.num_processes), "epoch_rows": counted[0]}
+        return {"memory": memory, "footprint": predicted, **rows}
+
+
+class _Timer:
+    """Records the time and the rows of each step. See `toolkit.api.run.Observer`."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.rows: list[float] = []
+
+    def gradient(self, step: int, model: nn.Module) -> None:
+        """Does nothing."""
+
+    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+        """Records a step."""
+        self.seconds.append(record["seconds"])
+        self.rows.append(float(sum((batch["row_ids"] >= 0).sum() for batch in batches)))
+
+
+def timed_steps(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains the run's own steps and measures their time.
+
+    Args:
+        job: as for `toolkit.lab.jobs.training.trained`.
+
+    Returns:
+        `seconds` of each step, and its `rows` over all processes.
+
+    Raises:
+        RunError: as for `longest_steps`.
+    """
+    timer = _Timer()
+    with _told_of_memory(), trained(job, timer) as (run, _):
+        return {"seconds": timer.seconds, "rows": data_sum(run.accelerator, run.mesh, *timer.rows)}
+
+
+def _with_longest_rows(run: Run) -> Run:
+    """Returns a run whose training rows are only the longest ones: those of one step."""
+    features = run.data.train
+    order = np.argsort(-lengths_of(features).sum(axis=1), kind="stable")
+    rows = order[: step_rows(run.cfg, run.accelerator.num_processes)]
+    longest = features.remove_columns("row_id").select(rows).add_column("row_id", range(len(rows)))
+    return replace(run, data=replace(run.data, train=longest, kept=None))
+
+
+@contextmanager
+def _told_of_memory() -> Iterator[None]:
+    """Turns an error about memory into one that the command knows; the launch ends on all ranks with it."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise RunError(OUT_OF_MEMORY + str(error).strip().split("\n")[0]) from error
+
+
+STEP = 1.5
+"""Least factor between two sizes: divisors of a window that are closer to each other are left out."""
+SCALES = {"linear": 1.0, "sqrt": 0.5}
+"""Power of the window's growth by which each rule scales the learning rate: linear (Goyal et al. 2017, arXiv
+1706.02677), square root (Hoffer et al. 2017, arXiv 1705.08741)."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A micro-batch to try.
+
+    Args:
+        micro_batch: its rows, or its tokens if the run has a budget of tokens.
+        rows: rows of it at most, if they are the longest.
+        window: rows of a step on each data rank.
+        settings: the settings that make it, by dotted key.
+    """
+
+    micro_batch: int
+    rows: int
+    window: int
+    settings: dict[str, Any]
+
+    @property
+    def overrides(self) -> list[str]:
+        """The settings as overrides of the command line."""
+        return written(self.settings)
+
+
+def sizes_of(cfg: Config, longest: int, most_rows: int, reference: float, scale: str | None) -> list[Size]:
+    """Returns the sizes to try, the smallest first.
+
+    Up to the configured window, the window stays and accumulation changes, so that every size trains the same steps.
+    With a rule for the learning rate, windows then double up to `most_rows`.
+
+    Args:
+        cfg: the configuration.
+        longest: tokens of the longest row.
+        most_rows: rows of the largest window on each data rank.
+        reference: rows of a step on each data rank for which the configured rate is meant.
+        scale: key of `SCALES`, or None if the rate stays.
+    """
+    train, window = cfg.train, window_of(cfg)
+    by_tokens = train.max_tokens_per_batch is not None
+
+    def size(rows: int, window: int, tokens: int | None = None) -> Size:
+        rates = _rates(cfg, window / reference, scale)
+        if not by_tokens:
+            made = {"train.per_device_train_batch_size": rows, "train.gradient_accumulation_steps": window // rows}
+            return Size(rows, rows, window, made | rates)
+        tokens = rows * longest if tokens is None else tokens
+        made = {"train.max_tokens_per_batch": tokens}
+        if window != window_of(cfg):
+            made |= {"train.per_device_train_batch_size": window, "train.gradient_accumulation_steps": 1}
+        return Size(tokens, max(1, tokens // longest), window, made | rates)
+
+    found = [size(rows, window) for rows in (_doubled(window) if by_tokens else _divisors(window))]
+    if by_tokens:
+        found.append(size(0, window, train.max_tokens_per_batch))
+    else:
+        found.append(size(train.per_device_train_batch_size, window))
+    if scale is not None:
+        found += [size(rows, rows) for rows in _beyond(window, most_rows)]
+    return sorted({each.micro_batch: each for each in found}.values(), key=lambda each: each.micro_batch)
+
+
+def window_of(cfg: Config) -> int:
+    """Returns the rows of a step on each data rank."""
+    return prod(batch_and_accumulation(cfg))
+
+
+def _divisors(window: int) -> list[int]:
+    kept = [1]
+    for size in range(2, window):
+        if window % size == 0 and STEP * kept[-1] <= size <= window / STEP:
+            kept.append(size)
+    return [*kept, window]
+
+
+def _doubled(window: int) -> list[int]:
+    return [*(2**power for power in range((window - 1).bit_length())), window]
+
+
+def _beyond(window: int, most: int) -> Iterator[int]:
+    while (window := 2 * window) <= most:
+        yield window
+
+
+def _rates(cfg: Config, growth: float, scale: str | None) -> dict[str, Any]:
+    """Returns the learning rates for a window that has grown by a factor."""
+    if scale is None or growth == 1:
+        return {}
+    train, factor = cfg.train, growth ** SCALES[scale]
+    rates = {"learning_rate": train.learning_rate, "head_learning_rate": train.head_learning_rate}
+    return {f"train.{name}": float(f"{rate * factor:.4g}") for name, rate in rates.items() if rate is not None}
+
+
+GAIN = 0.1
+"""A size is fast enough if no larger one is faster by more than this part for each doubling."""
+KILLED = -9
+"""How a process ends that the system kills because memory is short."""
+
+
+@dataclass
+class Tried:
+    """A size and what is known of it.
+
+    Args:
+        size: the size.
+        estimate: bytes at the peak of a step that the plan expects on each device, corrected by smaller sizes; None if
+            its settings are refused.
+        peak: measured bytes, on the longest rows, of the rank that needs the most; None if it was not trained.
+        seconds: seconds of each timed step, `[rounds][steps]`; every round has the same steps.
+        rows: rows of each step, over all processes.
+        refused: why it cannot be used, or None.
+    """
+
+    size: Size
+    estimate: int | None
+    peak: int | None = None
+    seconds: list[list[float]] = field(default_factory=list)
+    rows: list[float] = field(default_factory=list)
+    refused: str | None = None
+
+    @property
+    def rates(self) -> np.ndarray:
+        """Rows per second of each step, in the faster of its rounds: other programs can only make it slower."""
+        return np.asarray(self.rows) / np.min(self.seconds, axis=0)
+
+    def gain(self, smaller: Tried) -> float:
+        """Returns by what factor it is faster than a smaller size for each doubling: the median over steps."""
+        doublings = math.log2(self.size.micro_batch / smaller.size.micro_batch)
+        return float(np.median(self.rates / smaller.rates)) ** (1 / doublings)
+
+    @property
+    def spread(self) -> float:
+        """By what part its slower rounds took longer than the faster ones: the median over steps."""
+        return float(np.median(np.max(self.seconds, axis=0) / np.min(self.seconds, axis=0))) - 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether it was trained and timed."""
+        return self.refused is None
+
+
+class Search:
+    """Tries sizes in increasing order, until one does not fit, and then times those that fit once more.
+
+    The second round is in decreasing order, so that a machine that grows slower or faster favours no size.
+
+    Args:
+        subject: the configured step, for estimates.
+        load: returns the configuration with further overrides; raises ConfigError if they are invalid.
+        capacity: bytes that each process may use.
+        launch: how processes are started.
+        job: `recipe`, `config` and `overrides` of all runs.
+        steps: timed steps of each round.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        load: Callable[[Sequence[str]], Config],
+        capacity: int,
+        launch: Launch,
+        job: dict[str, Any],
+        steps: int,
+    ) -> None:
+        self.subject, self.load, self.capacity, self.launch = subject, load, capacity, launch
+        self.job, self.steps = job, steps
+        self._measured: list[tuple[int, Costs]] = []
+        """Measured peaks, and what was predicted for the same rows."""
+
+    def run(self, sizes: Sequence[Size]) -> list[Tried]:
+        """Returns what was found about each size, in the order given (increasing)."""
+        found: list[Tried] = []
+        for size in sizes:
+            try:
+                cfg = self.load(size.overrides)
+            except ConfigError as error:
+                found.append(Tried(size, None, refused="; ".join(error.problems)))
+                continue
+            expected = self._costs(simulate(resized(self.subject, cfg)), cfg)
+            found.append(tried := Tried(size, self._correction().peak(expected)))
+            if tried.estimate is not None and tried.estimate > self.capacity:
+                tried.refused = f"its estimate of {format_bytes(tried.estimate)} exceeds the memory"
+            else:
+                self._train(tried, cfg)
+            if tried.refused is not None:
+                break
+        self._time([each for each in reversed(found) if each.fits])
+        return found
+
+    def _costs(self, footprint: Footprint, cfg: Config) -> Costs:
+        """Returns what each device needs if a single one needed `footprint`."""
+        return estimated(footprint, cfg, self.launch.processes)
+
+    def _correction(self) -> Correction:
+        """Returns how the measurements of smaller sizes relate to their predictions."""
+        return fitted(self._measured[0], self._measured[-1]) if self._measured else Correction()
+
+    def _train(self, tried: Tried, cfg: Config) -> None:
+        """Trains on the longest rows, then times the run's own steps."""
+        outcomes = self._launched((tried, "longest", 2), (tried, "timed", self.steps + 1))
+        failed = next((outcome for outcome in outcomes if outcome.error is not None), None)
+        if failed is not None:
+            if not _is_memory(failed):
+                raise RunError(f"a micro-batch of {tried.size.micro_batch}: {failed.error}")
+            tried.refused = "it does not fit: " + str(failed.error).removeprefix(OUT_OF_MEMORY).split("\n")[0]
+            return
+        longest, timed = (outcome.result for outcome in outcomes)
+        tried.peak = longest["memory"]["train_peak"]
+        self._measured.append((tried.peak, self._costs(Footprint(**longest["footprint"]), cfg)))
+        if tried.peak > self.capacity:
+            tried.refused = f"its peak of {format_bytes(tried.peak)} exceeds the memory"
+        elif longest["step_rows"] > longest["epoch_rows"]:
+            tried.refused = f"its step has {longest['step_rows']} rows, an epoch only {longest['epoch_rows']}"
+        else:
+            self._add(tried, timed)
+
+    def _time(self, fitting: Sequence[Tried]) -> None:
+        """Times sizes once more, in one launch."""
+        outcomes = self._launched(*((tried, "timed", self.steps + 1) for tried in fitting)) if fitting else []
+        for tried, outcome in zip(fitting, outcomes, strict=True):
+            if outcome.error is not None:
+                raise RunError(f"a micro-batch of {tried.size.micro_batch}, which fitted before: {outcome.error}")
+            self._add(tried, outcome.result)
+
+    def _add(self, tried: Tried, timed: dict[str, Any]) -> None:
+        """Adds the steps of a round but for the first, which starts kernels and allocators."""
+        tried.seconds.append(timed["seconds"][1:])
+        tried.rows = timed["rows"][1:]
+        say(f"{tried.size.micro_batch}: {median(timed['seconds'][1:]):.3g} s per step")
+
+    def _launched(self, *works: tuple[Tried, str, int]) -> list[Outcome]:
+        """Runs steps of sizes (`longest` or `timed`) in one launch; what they write is removed afterwards."""
+        with TemporaryDirectory(prefix="batch-find-") as name:
+            folder, trials = Path(name), []
+            for number, (tried, work, steps) in enumerate(works):
+                more = [*tried.size.overrides, f"train.max_steps={steps}", f"output_dir={folder}/run-{number}"]
+                arguments = self.job | {"overrides": [*self.job["overrides"], *more]}
+                trials.append(Trial(f"batch_find_{work}", arguments, folder / f"{number}.json"))
+            launch = self.launch
+            return run_trials(trials, folder / "batch_find.log", launch.processes, launch.file, launch.environ)
+
+
+def _is_memory(outcome: Outcome) -> bool:
+    return outcome.died == KILLED or str(outcome.error).startswith(OUT_OF_MEMORY)
+
+
+def best_of(tried: Sequence[Tried]) -> Tried:
+    """Returns the smallest size that is nearly as fast as every larger one that fits; see `GAIN`.
+
+    Raises:
+        RunError: if none fits.
+    """
+    fitting = [each for each in tried if each.fits]
+    for place, each in enumerate(fitting):
+        if all(larger.gain(each) <= 1 + GAIN for larger in fitting[place + 1 :]):
+            return each
+    raise RunError(f"no micro-batch fits: with {tried[0].size.micro_batch}, {tried[0].refused}")
+
+
+Found = Mapping[str, Any]
+"""Contents of `batch_find.json`."""
+SPEED = "Speed of each micro-batch"
+MOST_SPREAD = 0.25
+"""From this difference between the rounds on, other programs have disturbed the measurement."""
+
+
+def found_of(tried: Sequence[Tried], configured: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what was found as JSON values.
+
+    Args:
+        tried: the sizes, increasing; at least one fits.
+        configured: the configured micro-batch, in the unit of the sizes.
+        facts: further facts.
+    """
+    fitting = [each for each in tried if each.fits]
+    best, largest = best_of(tried), fitting[-1]
+    own = next((each for each in fitting if each.size.micro_batch == configured), None)
+    return {
+        "best": best.size.micro_batch, "largest": largest.size.micro_batch, "configured": configured,
+        "spread": max(each.spread for each in fitting),
+        "faster": float(np.median(best.rates / own.rates)) if own else None,
+        "overrides": best.size.overrides, "overrides_of_largest": largest.size.overrides,
+        "sizes": [_facts(each, before) for each, before in zip(tried, [None, *tried], strict=False)],
+        **facts,
+    }  # fmt: skip
+
+
+def _facts(each: Tried, before: Tried | None) -> dict[str, Any]:
+    size = each.size
+    return {
+        "micro_batch": size.micro_batch, "rows_of_a_step": size.window, "estimate": each.estimate, "peak": each.peak,
+        "fits": each.fits, "refused": each.refused, "overrides": size.overrides,
+        "rounds": each.seconds,
+        "seconds": float(np.median(np.min(each.seconds, axis=0))) if each.fits else None,
+        "rows_per_second": float(np.median(each.rates)) if each.fits else None,
+        "gain_per_doubling": each.gain(before) - 1 if each.fits and before is not None and before.fits else None,
+    }  # fmt: skip
+
+
+def words(found: Found) -> list[str]:
+    """Returns what was found, as lines of at most 80 characters."""
+    unit, best, largest = found["unit"], found["best"], found["largest"]
+    lines = [f"Best:    {best} {unit}; no larger one is {GAIN:.0%} faster for each doubling."]
+    if found["faster"] is not None and best != found["configured"]:
+        lines.append(f"         {found['faster']:.2f} times as fast as the configured {found['configured']} {unit}.")
+    lines.append(f"Largest: {largest} {unit}; {_limit(found)}.")
+    if found["spread"] > MOST_SPREAD:
+        lines.append(f"The two rounds differ by up to {found['spread']:.0%}: repeat this on a quiet machine.")
+    return lines
+
+
+def _limit(found: Found) -> str:
+    """Returns what keeps the largest size from being larger."""
+    refused = [each for each in found["sizes"] if each["refused"] and each["micro_batch"] > found["largest"]]
+    if refused:
+        return f"with {refused[0]['micro_batch']}, {refused[0]['refused'].partition(':')[0]}"
+    return "the whole step at once" if found["scale_lr"] is None else "no larger one was tried"
+
+
+def choices(found: Found) -> list[str]:
+    """Returns the overrides of the best size, as lines."""
+    return ["Overrides of the best:", *(f"  {override}" for override in found["overrides"])]
+
+
+def header(found: Found) -> list[str]:
+    """Returns the names of the table's columns."""
+    return [found["unit"], "rows/step", "estimate", "peak", "s/step", "rows/s", "gain", ""]
+
+
+def rows(found: Found) -> list[list[Any]]:
+    """Returns the rows of the table."""
+    return [
+        [
+            each["micro_batch"], each["rows_of_a_step"], _bytes(each["estimate"]), _bytes(each["peak"]),
+            each["seconds"], each["rows_per_second"], _gain(each["gain_per_doubling"]),
+            each["refused"] or {found["best"]: "best", found["largest"]: "largest"}.get(each["micro_batch"], ""),
+        ]
+        for each in found["sizes"]
+    ]  # fmt: skip
+
+
+def show(found: Found) -> None:
+    """Prints the table, and what was found."""
+    print_table(_table(found))
+    say("\n".join(["", *words(found), "", *choices(found)]))
+
+
+def _table(found: Found) -> Table:
+    return Table(header(found), rows(found), caption="Sizes that were tried")
+
+
+def _bytes(size: int | None) -> Cell | None:
+    return None if size is None else Cell(format_bytes(size), size)
+
+
+def _gain(gain: float | None) -> Cell | None:
+    return None if gain is None else Cell(f"{gain:+.0%}", gain)
+
+
+def drawing(found: Found) -> Drawing:
+    """Returns the speed of each size as a drawing."""
+    fitting = [each for each in found["sizes"] if each["fits"]]
+    points = [each["micro_batch"] for each in fitting], [each["rows_per_second"] for each in fitting]
+    best = [found["best"]] * 2, [0.0, max(points[1])]
+    return line_chart(
+        {"measured": points, "best": best}, title=SPEED, x_label=f"{found['unit']} of a micro-batch",
+        y_label="rows per second", zero=True, log_x=True,
+    )  # fmt: skip
+
+
+def sections(found: Found) -> list[Section]:
+    """Returns the sections of the page."""
+    figure = Figure(SPEED, drawing(found), file="batch_find.svg")
+    return [
+        Section("Result", [*(Text(line.strip()) for line in words(found)), Code("\n".join(found["overrides"]))]),
+        Section("Sizes", [figure, _table(found), Text(_how(found))]),
+        Section("Command", [Code(found["command"], "bash")]),
+    ]
+
+
+def _how(found: Found) -> str:
+    return (
+        "Each size trained two steps on the longest rows, which gave its peak of memory, and "
+        f"{found['steps']} steps of the run's own rows in each of two rounds, the second in the opposite order; a step "
+        "counts with the faster one. Rows per second are those of all processes, the median over steps. Gain: per "
+        "doubling, over the size before. "
+        f"Estimate: that of toolkit plan, corrected by the peaks of smaller sizes. Each of {found['processes']} "
+        f"processes may use {format_bytes(found['memory'])}."
+    )
+
+
+def write(found: Found, folder: Path) -> None:
+    """Writes `batch_find.json`, the page as HTML and Markdown, and the chart."""
+    title, lead = f"Micro-batches for {found['config']}", "\n".join(line.strip() for line in words(found))
+    write_json(folder / "batch_find.json", found)
+    write_text(folder / "batch_find.svg", sheet([drawing(found)]))
+    write_text(folder / "batch_find.md", render.render_markdown(title, lead, sections(found)))
+    write_text(folder / "batch_find.html", render.render_html(title, lead, sections(found)))
