@@ -9,8 +9,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolkit.base.package import import_object
-from toolkit.commands.cli import COMMANDS
+from toolkit.commands.cli import COMMANDS, command_of
 
 PAGE = Path(__file__).with_name("commands.md")
 BEGIN, END = "<!-- commands: written by docs/render_commands.py -->", "<!-- end of the commands -->"
@@ -19,7 +18,7 @@ BEGIN, END = "<!-- commands: written by docs/render_commands.py -->", "<!-- end 
 def arguments_of(name: str) -> list[argparse.Action]:
     """Returns the arguments of a command, without `--help`."""
     parser = argparse.ArgumentParser(add_help=False)
-    import_object(COMMANDS[name][0]).add_arguments(parser)
+    command_of(name).add_arguments(parser)
     return parser._actions  # argparse has no public list of them
 
 

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from toolkit.checks.rules import RULES
 from toolkit.commands import train
-from toolkit.commands.cli import COMMANDS
+from toolkit.commands.cli import command_of
 from toolkit.commands.cli import main as toolkit_command
 from toolkit.commands.options import with_current_names
 from toolkit.config import read_config
@@ -119,11 +119,10 @@ def test_commands_about_settings_run(command: str, reader, capsys) -> None:
 
 def parse(name: str, arguments: list[str]) -> None:
     """Parses the arguments of a sub-command of `toolkit`."""
-    module = import_module(COMMANDS[name][0])
+    command = command_of(name)
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-    module.add_arguments(parser)
-    arguments = with_current_names(name, arguments)
-    parser.parse_intermixed_args(module.rewritten(arguments) if hasattr(module, "rewritten") else arguments)
+    command.add_arguments(parser)
+    parser.parse_intermixed_args(list(command.rewritten(with_current_names(name, arguments))))
 
 
 @pytest.mark.parametrize("command", commands("toolkit"))
@@ -149,7 +148,7 @@ def test_trainings_are_valid(command: str, reader) -> None:
     words = shlex.split(command, comments=True)[2:]
     if "--config" not in words:
         parser = argparse.ArgumentParser(allow_abbrev=False)
-        train.add_arguments(parser)
+        train.add_train(parser)
         parsed = parser.parse_intermixed_args(list(train.rewritten(words)))
         assert problems(parsed.recipe, {}, train.settings(parsed)) == []
         return

@@ -12,7 +12,7 @@ import pytest
 from launching import ROOT
 from ruamel.yaml import YAML
 
-from toolkit.commands.cli import COMMANDS
+from toolkit.commands.cli import command_of
 from toolkit.lab.compare.variants import check_variants, combine, read_switch
 from toolkit.lab.jobs.jobs import Launch
 from toolkit.recipe import config_file, load_task_type
@@ -41,7 +41,7 @@ def parsed(lesson: dict[str, Any]) -> argparse.Namespace:
     program, name, *arguments = shlex.split(lesson["command"])
     assert program == "toolkit"
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-    import_module(COMMANDS[name][0]).add_arguments(parser)
+    command_of(name).add_arguments(parser)
     return parser.parse_intermixed_args(arguments)
 
 

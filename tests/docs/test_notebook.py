@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from launching import ROOT
 
-from toolkit.commands.cli import COMMANDS
+from toolkit.commands.cli import command_of
 from toolkit.recipe import load_task_type, validate
 
 FILE = ROOT / "docs" / "worked_example.ipynb"
@@ -85,7 +85,7 @@ def test_its_commands_are_those_of_the_toolkit(words: list[str], monkeypatch) ->
     monkeypatch.chdir(ROOT)
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     if words[0] == "toolkit":
-        import_module(COMMANDS[words[1]][0]).add_arguments(parser)
+        command_of(words[1]).add_arguments(parser)
         parser.parse_intermixed_args(words[2:])
         return
     program, recipe, option, config, *overrides = words

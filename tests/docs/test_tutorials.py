@@ -8,7 +8,6 @@ import re
 import shlex
 import socket
 import subprocess
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from commands import run_command
 from launching import ROOT
 from served import Server
 
-from toolkit.commands.cli import COMMANDS
-from toolkit.commands.serve import PORT
+from toolkit.commands.cli import COMMANDS, command_of
+from toolkit.commands.deploy import SERVE_PORT as PORT
 
 PAGES = sorted(ROOT.glob("docs/tutorials/*.md"))
 RECIPES = {path.stem for path in ROOT.glob("recipes/*.py")}
@@ -51,7 +50,7 @@ def test_the_settings_of_a_tutorial_are_valid(page: Path, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     for _, name, *arguments in commands(page)[:-1]:
         parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-        import_module(COMMANDS[name][0]).add_arguments(parser)
+        command_of(name).add_arguments(parser)
         parser.parse_intermixed_args(arguments)
         if name in ("cp", "init", "validate"):
             assert run_command(name, *arguments) == 0, capsys.readouterr().err

@@ -9,20 +9,24 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.api.batch import EvalData
 from toolkit.base.files import expanded
-from toolkit.commands import _trained_run, options
+from toolkit.base.run_folder import RunFolder
+from toolkit.commands import options
+from toolkit.commands.options import Command, open_trained
 
 if TYPE_CHECKING:
     from toolkit.deploy.predict import AnswerOptions, Input
     from toolkit.deploy.trained import TrainedRun
 
+
 SHOWN = 3
 """Number of predictions, and of unusable rows, that are shown."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_predict(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the inputs and the output file."""
-    _trained_run.add_run(parser, bad_rows="skip; their reasons are in the column error")
+    options.add_run(parser, bad_rows="skip; their reasons are in the column error")
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument(
         "--input", metavar="FILE", action="append", help="rows, a folder of files, or one file; may be repeated"
@@ -39,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all-scores", action="store_true", help="add a column with the score of every class")
 
 
-def work(arguments: argparse.Namespace) -> None:
+def run_predict(arguments: argparse.Namespace) -> None:
     """Writes the rows of the inputs with their predictions, in order, or shows those of single inputs.
 
     Raises:
@@ -52,7 +56,7 @@ def work(arguments: argparse.Namespace) -> None:
     output = _output(arguments)
     options = AnswerOptions(arguments.threshold, arguments.all_scores)
     options.check(read_settings(expanded(arguments.run), arguments.recipe)[1])
-    run = _trained_run.open_trained(arguments)
+    run = open_trained(arguments)
     inputs = file_inputs(run, arguments.input) if arguments.input else [text_input(run, arguments.input_text)]
     if arguments.bad_rows == "error" or output is None:
         _refuse_bad_rows(inputs)
@@ -143,3 +147,59 @@ def _write(run: TrainedRun, inputs: list[Input], output: Path, options: AnswerOp
         say(f"{len(bad)} of {total} rows have no prediction, see the column `error`:", blank_line_before=True)
         say(listing(bad[:SHOWN]))
     say(f"the predictions of {counted(total, 'row')} are in {output}", blank_line_before=True)
+
+
+def add_evaluate(parser: argparse.ArgumentParser) -> None:
+    """Adds the run, the rows and the output file."""
+    options.add_run(parser)
+    options.add(parser, "--data", required=True)
+    options.add(parser, "--output", default_text="none; the metrics as JSON")
+
+
+def _rows(data: EvalData) -> str:
+    """Returns how many rows were evaluated, and how many were not."""
+    from toolkit.base.console import counted
+
+    count, skipped = len(data.rows), data.num_skipped
+    return counted(count, "row") + (
+        f", {skipped} skipped as unusable ({skipped / (count + skipped):.1%})" if skipped else ""
+    )
+
+
+def run_evaluate(arguments: argparse.Namespace) -> None:
+    """Prints the metrics of the run's model on a file, with intervals and baselines.
+
+    Raises:
+        DataError: if the file or its rows cannot be used.
+        InputError: if the run cannot be opened, or the output file cannot be written or is the input.
+    """
+    from toolkit.base.console import print_table, say
+    from toolkit.base.files import write_json
+    from toolkit.deploy.trained import read_rows
+    from toolkit.distributed.collectives import on_main
+    from toolkit.report.scores import Scores, quality_of
+
+    output = options.output_file(arguments.output) if arguments.output else None
+    bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(expanded(arguments.run)).bad_rows_evaluate
+    for file, what in ((output, "--output"), (bad, "--data: the list of unusable rows")):
+        if file:
+            options.refuse_input(file, [arguments.data], what)
+    run = open_trained(arguments, skips_rows=True)
+    data = read_rows(run, arguments.data, labelled=True, report=bad)
+    evaluation = run.evaluation(data)
+    quality = on_main(run.accelerator, quality_of, run.task, evaluation, data)
+    scores = Scores(run.task, {"validation": evaluation.metrics}, {"validation": quality})
+    title = f"{Path(arguments.run).name} on {Path(arguments.data).name}: {_rows(data)}"
+    print_table(title, scores.lines())
+    for hint in scores.hints:
+        say(hint)
+    if output:
+        metrics = {f"eval_{name}": value for name, value in evaluation.metrics.items()} | scores.figures
+        on_main(run.accelerator, write_json, output, metrics)
+        say(f"also written to {output}")
+
+
+COMMANDS = {
+    "predict": Command(add_predict, run_predict),
+    "evaluate": Command(add_evaluate, run_evaluate),
+}

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.commands import options
+from toolkit.commands.options import Command
 
 if TYPE_CHECKING:
     from toolkit.lab.init.draft import Draft
+
 
 ASKED = ("data.columns.", "task.problem_type", "data.validation_split", "model.name_or_path", "train.num_train_epochs")
 """Settings that `--interactive` asks about, in this order, by the beginnings of their keys."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_init(parser: argparse.ArgumentParser) -> None:
     """Adds the data, what is known about it, and the file to write."""
     parser.add_argument(
         "source",
@@ -29,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interactive", action="store_true", help="ask about the most important guesses")
 
 
-def work(arguments: argparse.Namespace) -> None:
+def run_init(arguments: argparse.Namespace) -> None:
     """Writes the YAML and prints what was recognised and the next command.
 
     Raises:
@@ -83,3 +87,123 @@ def _ask(made: Draft) -> list[str]:
         if answer and answer != shown:
             answers.append(f"{guess.key}={answer}")
     return answers
+
+
+SAMPLES = Path("recipes/data")
+"""The sample data, as the shipped configurations name it."""
+
+
+def add_cp(parser: argparse.ArgumentParser) -> None:
+    """Adds the recipe and the folder."""
+    options.add(parser, "recipe")
+    about = "folder to make, with the recipe, its configurations and their sample data"
+    parser.add_argument("copy", metavar="DIR", help=about)
+
+
+def run_cp(arguments: argparse.Namespace) -> None:
+    """Copies a recipe, its configurations and their sample data, and prints how to train with the copy.
+
+    Raises:
+        InputError: if there is no such recipe, or the folder exists already.
+        RunError: if the folder cannot be written.
+    """
+    import shlex
+    import shutil
+
+    from toolkit.base.errors import InputError, RunError
+    from toolkit.base.files import expanded, kind_of, why, written_folder
+    from toolkit.recipe import recipe_file
+
+    recipe, folder = recipe_file(arguments.recipe), expanded(arguments.copy)
+    if kind_of(folder):
+        raise InputError(f"{folder}: exists already; give the name of a new folder")
+    configs = Path("configs") / recipe.stem
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with written_folder(folder) as new:
+            shutil.copy(recipe, new / recipe.name)
+            if kind_of(recipe.parent / configs):
+                shutil.copytree(recipe.parent / configs, new / configs)
+            _copy_samples(new, folder)
+    except OSError as error:
+        raise RunError(f"cannot write {folder.absolute()}: {why(error, folder)}") from error
+    names = sorted(file.stem for file in (folder / configs).glob("*.yaml"))
+    copied = folder / recipe.name
+    print(f"copied {copied}" + (f" and its configurations {', '.join(names)}" if names else ""))
+    if names:
+        example = "smoke" if "smoke" in names else names[0]
+        command = ["accelerate", "launch", str(copied), "--config", str(folder / configs / f"{example}.yaml")]
+        print(f"train with it:\n  toolkit train {shlex.quote(str(copied))} --config {example}\n  {shlex.join(command)}")
+
+
+def _copy_samples(new: Path, folder: Path) -> None:
+    # The copied configurations get sample data of their own: a configuration that is not shipped does not find the
+    # shipped data, since a missing file there may be a typo.
+    import re
+    import shutil
+
+    from toolkit.base.package import find_shipped
+
+    def copied(match: re.Match[bytes]) -> bytes:
+        name = match[1].decode()
+        samples = find_shipped(SAMPLES / name)
+        if samples is None:
+            return match[0]
+        shutil.copytree(samples, new / SAMPLES.name / name, dirs_exist_ok=True)
+        return (folder / SAMPLES.name / name).as_posix().encode()
+
+    for config in new.rglob("*.yaml"):
+        text = config.read_bytes()
+        config.write_bytes(re.sub(rf"\b{SAMPLES.as_posix()}/(\w+)".encode(), copied, text))
+
+
+LAUNCH = "accelerate_configs"
+"""The shipped folder of configurations of accelerate launch."""
+
+
+def add_ls(parser: argparse.ArgumentParser) -> None:
+    """Adds the recipe, which may be left out."""
+    options.add(parser, "recipe", nargs="?", default_text="all that come with the toolkit")
+
+
+def run_ls(arguments: argparse.Namespace) -> None:
+    """Prints each recipe with the configurations beside it, and the launcher's configurations.
+
+    Raises:
+        InputError: if there is no such recipe.
+    """
+    from toolkit.base.package import shipped_root
+    from toolkit.recipe import recipe_file, recipe_names
+
+    for recipe in map(recipe_file, [arguments.recipe] if arguments.recipe else recipe_names()):
+        _print(f"{recipe.stem}: {_summary(recipe)}", recipe.parent / "configs" / recipe.stem)
+    if not arguments.recipe:
+        _print("--launch: configurations of accelerate launch", shipped_root() / LAUNCH)
+
+
+def _print(title: str, folder: Path) -> None:
+    """Prints a title, and the YAMLs of a folder with the first sentence of each."""
+    from rich.table import Table
+
+    from toolkit.base.console import plain, rich_console
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for file in sorted(folder.glob("*.yaml")):
+        first = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+        table.add_row(plain(f"  {file.stem}"), plain(first.partition(". ")[0].rstrip(".")))
+    rich_console().print(plain(title), table, "", sep="\n")
+
+
+def _summary(recipe: Path) -> str:
+    """Returns the first line of a recipe's docstring, without running the recipe."""
+    text = ast.get_docstring(ast.parse(recipe.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0].rstrip(".")
+
+
+COMMANDS = {
+    "init": Command(add_init, run_init),
+    "ls": Command(add_ls, run_ls),
+    "cp": Command(add_cp, run_cp),
+}

@@ -7,14 +7,25 @@ Without a configuration: `toolkit train reviews --data reviews.csv --text-column
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from toolkit.commands import _recipe_config, options
+from toolkit.api.task import Task
+from toolkit.commands import options
+from toolkit.commands.options import Command, at_least
+from toolkit.config.describe import explain_text, help_text, schema
+from toolkit.config.sections import Config
+from toolkit.recipe import load_settings, load_task_type, validate
+
+if TYPE_CHECKING:
+    from toolkit.lab.slurm import Job
+
 
 TOOLKIT = "import sys; del sys.argv[0]; from toolkit.commands.cli import main; main()"
 """The program of `python -c`; the whole command line follows, its first word included, as `run.json` notes it."""
@@ -27,9 +38,9 @@ SETTINGS = {
 configuration they are all needed."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_train(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, its YAML, the number of processes, and the settings that have options."""
-    _recipe_config.add_recipe(parser, required=False)
+    options.add_recipe(parser, required=False)
     options.add(parser, "--processes", default_text="1, or as started by torchrun, srun or accelerate launch")
     options.add(parser, "--data")
     options.add(parser, "--model")
@@ -51,7 +62,7 @@ def rewritten(words: Sequence[str]) -> Iterator[str]:
             yield f"data.columns.{name[1].replace('-', '_')}={value if equals else next(left, '')}"
 
 
-def work(arguments: argparse.Namespace) -> None:
+def run_train(arguments: argparse.Namespace) -> None:
     """Trains in this process, or starts the ranks.
 
     Raises:
@@ -103,3 +114,267 @@ def settings(arguments: argparse.Namespace) -> list[str]:
             f"  `toolkit explain {arguments.recipe}` lists all settings; `--config smoke` trains on sample data."
         )
     return [*(f"{SETTINGS[name][1]}={value}" for name, value in given.items()), *arguments.overrides]
+
+
+def add_validate(parser: argparse.ArgumentParser) -> None:
+    """Adds the recipe, its YAML, `--settings-only` and `--elsewhere`."""
+    options.add_recipe(parser)
+    parser.add_argument(
+        "--settings-only", action="store_true", help="do not read the data files, except their first rows"
+    )
+    parser.add_argument(
+        "--elsewhere",
+        action="store_true",
+        help="the run will be on another machine: skip checks of this one (files, cache, GPUs, libraries)",
+    )
+
+
+def run_validate(arguments: argparse.Namespace) -> None:
+    """Runs every check that a run performs before it loads weights, and lists what could not be checked.
+
+    Raises:
+        ConfigError: if a setting is invalid; lists all problems.
+        DataError: if rows cannot be used; lists them.
+    """
+    options.find(arguments)
+    task_type = load_task_type(arguments.recipe)
+    all_rows = not (arguments.settings_only or arguments.elsewhere)
+    findings = validate(task_type, arguments.config, arguments.overrides, arguments.elsewhere, first_rows=not all_rows)
+    findings.refuse()
+    print(f"{arguments.config}: all settings are valid")
+    for what in findings.unchecked:
+        print(f"  not checked: {what}")
+    if arguments.settings_only:
+        print("  not checked: all rows of the data; a run checks them when it starts")
+    if all_rows:
+        cfg = load_settings(task_type, arguments.config, arguments.overrides).config
+        _check_rows(cfg, task_type(cfg))
+
+
+def _check_rows(cfg: Config, task: Task) -> None:
+    """Reads and checks all rows, and says what was found.
+
+    Raises:
+        DataError: if rows cannot be used, and lists them, or if there is no room for the copies of `data.stage_to`.
+    """
+    import datasets
+
+    from toolkit.base.console import quiet_libraries, say
+    from toolkit.base.errors import DataError
+    from toolkit.data.loading import check_rows
+    from toolkit.data.staging import stage_problem
+
+    if cfg.data.dataset_name is not None and not datasets.config.HF_HUB_OFFLINE:
+        return  # nothing is downloaded here, which the checks have said
+    with quiet_libraries():
+        if cfg.data.stage_to is not None and (problem := stage_problem(cfg.data, task)):
+            raise DataError(problem)
+        rows = check_rows(cfg, task)
+    counts = ", ".join(f"{len(part):,} {name}" for name, part in rows.splits.items())
+    say(f"the rows were read: {counts}")
+    rows.findings.tell()
+
+
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    """Adds the recipe and its YAML, which may be left out."""
+    options.add_recipe(parser, required=False)
+
+
+def run_explain(arguments: argparse.Namespace) -> None:
+    """Prints every setting with its value and source: default, file, override or launcher.
+
+    Without a configuration, it prints every setting with its type, default and meaning.
+
+    Raises:
+        ConfigError: if a setting is invalid.
+        InputError: if there is no such recipe.
+    """
+    if arguments.config is None:
+        print(help_text(load_task_type(arguments.recipe).Options, arguments.recipe))
+        return
+    _, loaded = options.load(arguments)
+    print(explain_text(loaded))
+
+
+def add_schema(parser: argparse.ArgumentParser) -> None:
+    """Adds the recipe."""
+    options.add(parser, "recipe")
+
+
+def run_schema(arguments: argparse.Namespace) -> None:
+    """Prints the JSON Schema of the recipe's YAML.
+
+    Raises:
+        InputError: if the recipe cannot be loaded.
+    """
+    print(json.dumps(schema(load_task_type(arguments.recipe).Options), indent=2))
+
+
+LAUNCHERS = ("srun", "torchrun", "accelerate")
+SBATCH = {
+    "partition": "queue", "account": "account", "qos": "quality of service", "constraint": "features of machines",
+    "reservation": "reservation", "mem": "memory of each machine, for example 120G",
+}  # fmt: skip
+"""Options of `sbatch` that are passed on, and their meaning."""
+SHORTEST_LEAD, LONGEST_LEAD = 30, 0.5
+"""Least seconds between the signal and the time limit, and the largest part of the limit that they may be."""
+
+
+def add_slurm(parser: argparse.ArgumentParser) -> None:
+    """Adds the recipe, the machines, the time, and what to start on them."""
+    options.add_recipe(parser)
+    number: dict[str, Any] = {"type": at_least(1), "metavar": "N"}
+    parser.add_argument("--nodes", default=1, help="machines (default: 1)", **number)
+    about = "GPUs of each machine, with one process each; 0 trains on the CPU (default: 1)"
+    parser.add_argument("--gpus", type=at_least(0), default=1, metavar="N", help=about)
+    options.add(parser, "--time", required=True)
+    options.add(parser, "--output", required=True)
+    about = "what starts the processes (default: srun)"
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="srun", help=about)
+    kind = parser.add_mutually_exclusive_group()
+    about = "run `toolkit compare` with these options instead, for example '--preset memory --seeds 3'"
+    kind.add_argument("--compare", metavar="OPTIONS", help=about)
+    about = "run `toolkit search` with these options instead, for example '--space space.yaml --trials 40'"
+    kind.add_argument("--search", metavar="OPTIONS", help=about)
+    about = "tasks of an array: one for each seed, or all sharing a comparison or a search"
+    parser.add_argument("--array", help=about, **number)
+    parser.add_argument("--cpus", help="cores of each process (default: what the settings need)", **number)
+    about = "seconds between the signal and the time limit, for a step, an evaluation and a checkpoint"
+    default = "5%% of the time limit, from 180 to 900"
+    parser.add_argument("--lead", type=at_least(SHORTEST_LEAD), metavar="N", help=f"{about} (default: {default})")
+    about = "shell command that makes `toolkit` available (default: activates the virtual environment in use)"
+    parser.add_argument("--activate", metavar="COMMAND", help=about)
+    parser.add_argument("--interface", metavar="NAME", help="network interface between the machines, for example ib0")
+    parser.add_argument("--online", action="store_true", help="the machines can reach the Hub")
+    parser.add_argument("--preflight", action="store_true", help="check each machine before training")
+    parser.add_argument("--job-name", metavar="NAME", help="name of the job (default: that of the recipe)")
+    for name, about in SBATCH.items():
+        parser.add_argument(f"--{name}", metavar="VALUE", help=f"{about}, as for sbatch")
+
+
+def run_slurm(arguments: argparse.Namespace) -> None:
+    """Writes the job script, after checking the settings as far as is possible on another machine.
+
+    Raises:
+        ConfigError: if settings are invalid.
+        InputError: if arguments are invalid.
+    """
+    from toolkit.base.files import written_whole
+    from toolkit.lab.slurm import script
+
+    output = options.output_file(arguments.output)
+    text = script(_job(arguments))
+    with written_whole(output) as file:
+        file.write(text)
+    print(f"written to {output}; submit it with: sbatch {shlex.quote(str(output))}")
+
+
+def _job(arguments: argparse.Namespace) -> Job:
+    from toolkit.base.errors import ConfigError
+    from toolkit.base.package import shipped_root, shortest
+    from toolkit.checks.run import size_problems
+    from toolkit.lab.slurm import Job, cores_of
+    from toolkit.recipe import load_settings, load_task_type, validate
+
+    recipe, config = arguments.recipe, arguments.config
+    options.find(arguments)
+    task_type = load_task_type(arguments.recipe)
+    validate(task_type, arguments.config, arguments.overrides, elsewhere=True).refuse()
+    cfg = load_settings(task_type, arguments.config, arguments.overrides, environ={}, check_files=False).config
+    per_node, seconds, lead = _checked(arguments)
+    kind, words = _words(arguments, recipe, config, per_node)
+    train = kind == "train"
+    if train and (problems := size_problems(cfg, arguments.nodes * per_node)):
+        raise ConfigError(problems)
+    given = {name: getattr(arguments, name) for name in SBATCH}
+    return Job(
+        command=arguments.command, work=kind, words=words,
+        name=arguments.job_name or Path(arguments.recipe).stem + ("" if train else f"-{kind}"),
+        nodes=arguments.nodes, gpus=arguments.gpus, seconds=seconds, lead=lead, launcher=arguments.launcher,
+        cpus=arguments.cpus or cores_of(cfg, task_type(cfg), per_node),
+        multi_node=str(shortest(shipped_root() / "accelerate_configs/multi_node.yaml")),
+        activate=_activation() if arguments.activate is None else arguments.activate,
+        output_dir=cfg.output_dir.rstrip("/"), array=arguments.array,
+        seed=cfg.seed if arguments.array and train else None,
+        interface=arguments.interface, offline=not arguments.online, trackers=cfg.tracking.report_to,
+        options=[f"{name}={value}" for name, value in given.items() if value is not None],
+        preflight=arguments.preflight, staged=cfg.data.stage_to is not None,
+    )  # fmt: skip
+
+
+def _checked(arguments: argparse.Namespace) -> tuple[int, int, int]:
+    """Returns the processes on each machine, the time limit and the lead in seconds.
+
+    Raises:
+        InputError: if arguments are invalid or exclude each other; names all.
+    """
+    from toolkit.base.errors import InputError, problems_of
+    from toolkit.lab.slurm import lead_of, seconds_of
+
+    problems = problems_of(lambda: seconds_of(arguments.time))
+    seconds = 0 if problems else seconds_of(arguments.time)
+    lead = arguments.lead or lead_of(seconds)
+    if seconds and lead > LONGEST_LEAD * seconds:
+        problems.append(
+            f"--lead: the signal would come {lead} s before the end of {seconds} s; give a longer --time, or a shorter "
+            "--lead in which a checkpoint can be written"
+        )
+    name = "compare" if arguments.compare is not None else "search" if arguments.search is not None else None
+    if name and arguments.nodes > 1:
+        problems.append(f"--nodes: {name} trains on one machine; share the work with --array {arguments.nodes}")
+    if name and arguments.launcher != "srun":
+        problems.append(f"--launcher: has no effect with --{name}, which starts its trainings itself")
+    if name and arguments.preflight:
+        problems.append(f"--preflight: checks a training; remove it, or --{name}")
+    if name and arguments.interface:
+        problems.append(f"--interface: has no effect with --{name}, which trains on one machine")
+    if name is None and any(each.startswith("checkpoint.resume=") for each in arguments.overrides):
+        problems.append("checkpoint.resume: is set by the job script, to auto; remove it")
+    if name is None and arguments.array and any(each.startswith("seed=") for each in arguments.overrides):
+        problems.append("--array: gives each task a seed, from that of the settings; set seed in the YAML")
+    if arguments.launcher == "accelerate" and arguments.gpus == 0:
+        problems.append("--launcher: accelerate starts one process for each GPU; use srun or torchrun with --gpus 0")
+    if problems:
+        raise InputError("\n".join(problems))
+    return max(1, arguments.gpus), seconds, lead
+
+
+def _words(arguments: argparse.Namespace, recipe: str, config: str, per_node: int) -> tuple[Any, list[str]]:
+    """Returns the command to run, and its arguments, which the command itself must accept.
+
+    Raises:
+        InputError: if it does not.
+    """
+    if arguments.compare is None and arguments.search is None:
+        return "train", [recipe, "--config", config, *arguments.overrides]
+    name = "search" if arguments.compare is None else "compare"
+    options = shlex.split(getattr(arguments, name))
+    own = {"compare": ("--part", "--processes"), "search": ("--time", "--processes")}[name]
+    from toolkit.base.errors import InputError
+    from toolkit.commands.compare import add_compare, add_search
+
+    if given := [each for each in options if each.partition("=")[0] in own]:
+        raise InputError(f"--{name}: {', '.join(given)} is set by the job script; remove it")
+    words = [recipe, "--config", config, *options, *arguments.overrides, "--processes", str(per_node)]
+    parser = argparse.ArgumentParser(prog=f"--{name}: toolkit {name}", allow_abbrev=False)
+    (add_search if name == "search" else add_compare)(parser)
+    parser.parse_intermixed_args(words)
+    return name, words
+
+
+def _activation() -> str:
+    """Returns the command that activates the virtual environment of this process, if it is in one."""
+    if sys.prefix == sys.base_prefix:
+        return ""
+    folder = Path(sys.prefix)
+    folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    return f"source {shlex.quote(os.fspath(folder / 'bin/activate'))}"
+
+
+COMMANDS = {
+    "train": Command(add_train, run_train, rewritten),
+    "validate": Command(add_validate, run_validate),
+    "explain": Command(add_explain, run_explain),
+    "schema": Command(add_schema, run_schema),
+    "slurm": Command(add_slurm, run_slurm),
+}

@@ -16,8 +16,8 @@ FEW = (*TINY, "data.max_train_samples=37", "train.num_train_epochs=1", "train.pe
 
 def plot(*arguments: str) -> None:
     parser = argparse.ArgumentParser()
-    find.add_arguments(parser)
-    find.work(parser.parse_intermixed_args([*CONFIG, *arguments]))
+    find.add_lr_plot(parser)
+    find.run_lr_plot(parser.parse_intermixed_args([*CONFIG, *arguments]))
 
 
 @pytest.fixture(autouse=True)

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 import pytest
 from commands import run_command
 
-from toolkit.base.package import import_object
 from toolkit.commands import options
-from toolkit.commands.cli import COMMANDS
+from toolkit.commands.cli import COMMANDS, command_of
 
 
 def arguments() -> Iterator[tuple[str, argparse.Action]]:
     """Yields every argument of every command, with the command's name."""
-    for command, (place, _) in COMMANDS.items():
+    for command in COMMANDS:
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        import_object(place).add_arguments(parser)
+        command_of(command).add_arguments(parser)
         for action in parser._actions:
             yield command, action
 

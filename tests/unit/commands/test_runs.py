@@ -364,7 +364,7 @@ def test_the_folder_of_the_user_is_meant_by_a_tilde(folder, capfd, monkeypatch, 
 def test_a_comparison_is_written_to_the_folder_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     parser = argparse.ArgumentParser()
-    compare.add_arguments(parser)
+    compare.add_compare(parser)
     config = ROOT / "recipes/configs/reviews/smoke.yaml"
     words = ("reviews", "--config", config, "--switch", "train.optim=sgd", "--output-dir", "~/compared")
     made = compare._comparison(parser.parse_args([*map(str, words)]))

@@ -183,7 +183,7 @@ def test_wrong_requests_are_refused_before_a_model_is_loaded(run, tmp_path, monk
     assert "--format: needs onnxscript, which is not installed; pip install" in capsys.readouterr().err
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="runs in one process; start it without a launcher"):
-        deploy.work(argparse.Namespace())
+        deploy.run_export(argparse.Namespace())
     assert not (tmp_path / "new").exists()
 
 

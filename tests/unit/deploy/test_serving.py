@@ -30,7 +30,7 @@ from tolerances import float32_tolerance
 import toolkit
 from toolkit.api.task import answer
 from toolkit.base.errors import DataError, InputError
-from toolkit.commands._trained_run import open_served
+from toolkit.commands.options import open_served
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import Table
 from toolkit.deploy.serving import worker

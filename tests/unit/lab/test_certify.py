@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from toolkit.base.errors import ConfigError
 from toolkit.base.files import write_json
-from toolkit.commands.certify import NAMES
 from toolkit.commands.cli import main
+from toolkit.commands.runs import NAMES
 from toolkit.config.keys import written
 from toolkit.lab.certify import certificate
 from toolkit.lab.certify import load_promises as promises

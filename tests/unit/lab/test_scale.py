@@ -10,7 +10,7 @@ import pytest
 from runs import ROOT, TINY
 
 from toolkit.commands.cli import main
-from toolkit.commands.scale import processes
+from toolkit.commands.plan import processes
 from toolkit.lab import scale
 from toolkit.lab.jobs import jobs
 from toolkit.lab.scale import amdahl, fitted_serial, gustafson, scaled
@@ -190,7 +190,7 @@ def test_everything_wrong_is_said_before_anything_runs(started, tmp_path, capsys
 def test_every_task_can_be_scaled(config, monkeypatch, tmp_path):
     import argparse
 
-    from toolkit.commands.scale import _checked
+    from toolkit.commands.plan import _checked
     from toolkit.lab.jobs.jobs import Launch, step_rows
     from toolkit.recipe import load_settings, load_task_type
 

@@ -22,7 +22,7 @@ from toolkit.api.exhibits import Exhibits, Histogram
 from toolkit.base.cli_errors import unexpected
 from toolkit.base.errors import ConfigError, RunError
 from toolkit.base.package import import_object
-from toolkit.commands.reproduce import ALONE
+from toolkit.commands.runs import ALONE
 from toolkit.config.sections import CheckpointConfig, Config, TrackingConfig
 from toolkit.document.blocks import Table
 from toolkit.lab.compare.variants import QUIET
