@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +23,29 @@ SOURCES = sorted([*ROOT.glob("toolkit/**/*.py"), *ROOT.glob("recipes/**/*.py"), 
 LAUNCHER_FILES = sorted(ROOT.glob("accelerate_configs/*.yaml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
-MAX_FILE_LINES = 300
-MAX_FUNCTION_LINES = 50
+MAX_FILE_LINES = 900
+LONG_FILE_LINES = 600
+LONG_FILES = {
+    "toolkit/commands/plan.py": "the work of five commands, which belongs to the tools in lab/",
+    "toolkit/lab/compare/page.py": "one page, once for HTML and once for the terminal",
+}
+"""Files above `LONG_FILE_LINES`, and why: a longer file is an error unless it stands here."""
+MAX_FUNCTION_LINES = 80
+MAX_NESTING = 4
+"""Blocks inside each other that branch, repeat or catch; `with` does none of these."""
+MAX_MODULES = 12
+SMALL_MODULE_LINES = 100
+SMALL_MODULES = {
+    "checks.first_rows": "a stage of its own",
+    "checks.trainer": "a user of the Trainer looks for it",
+    "deploy.export.generating": "its source is part of the script of an export",
+    "footprint.cuts": "a user looks for it",
+    "optim.lamb": "loaded by name",
+    "tasks.records": "recipes import it",
+    "tracking.mlflow": "loaded by name",
+    "tracking.tensorboard": "loaded by name",
+}
+"""Modules of few lines that only a neighbour imports, and why they are files of their own."""
 
 
 def tree(path: Path) -> ast.Module:
@@ -50,10 +72,44 @@ def within(name: str, packages: set[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-def test_files_stay_short() -> None:
-    lengths = {named(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
-    assert lengths
-    assert {name: length for name, length in lengths.items() if length > MAX_FILE_LINES} == {}
+def num_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_long_files_have_a_reason_and_a_limit() -> None:
+    lengths = {named(path): num_lines(path) for path in SOURCES}
+    assert {name for name, length in lengths.items() if length > LONG_FILE_LINES} == set(LONG_FILES)
+    assert max(lengths.values()) <= MAX_FILE_LINES
+
+
+def test_folders_stay_small() -> None:
+    modules = Counter(named(path.parent) for path in ROOT.glob("toolkit/**/*.py") if path.name != "__init__.py")
+    assert {folder: number for folder, number in modules.items() if number > MAX_MODULES} == {}
+
+
+def test_a_module_of_few_lines_has_more_than_one_user_or_a_reason() -> None:
+    users: dict[str, set[str]] = defaultdict(set)
+    for each in read_imports(ROOT / "toolkit"):
+        users[each.target].add(each.source)
+    small = {
+        name.removeprefix("toolkit.")
+        for name, importers in users.items()
+        if (path := ROOT / f"{name.replace('.', '/')}.py").exists() and num_lines(path) < SMALL_MODULE_LINES
+        if len(importers) == 1 and {importer.rpartition(".")[0] for importer in importers} == {name.rpartition(".")[0]}
+    }
+    assert small == set(SMALL_MODULES)
+
+
+def nesting(node: ast.AST, inside: int = 0) -> int:
+    """Returns how deep the blocks of a function are inside each other; an `elif` is not inside its `if`."""
+    blocks = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match)
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+    depths = [inside]
+    for child in ast.iter_child_nodes(node):
+        is_elif = isinstance(node, ast.If) and node.orelse == [child] and isinstance(child, ast.If)
+        if not isinstance(child, functions):
+            depths.append(nesting(child, inside + (isinstance(child, blocks) and not is_elif)))
+    return max(depths)
 
 
 def test_functions_stay_short() -> None:
@@ -67,10 +123,20 @@ def test_functions_stay_short() -> None:
     assert long == []
 
 
+def test_blocks_are_not_deep_inside_each_other() -> None:
+    deep = [
+        f"{named(path)}:{node.lineno} {node.name}"
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and nesting(node) > MAX_NESTING
+    ]
+    assert deep == []
+
+
 LAYERS = (
-    *("base", "catalog", "metrics", "config", "document", "api", "optim", "tracking", "data", "distributed"),
-    *("checkpoint", "models", "modalities", "tasks", "footprint", "engine", "checks", "report", "recipe", "run"),
-    *("deploy", "main", "lab", "commands", "__init__", "__main__"),
+    *("base", "system", "catalog", "metrics", "config", "document", "api", "optim", "tracking", "data", "distributed"),
+    *("checkpoint", "models", "modalities", "tasks", "footprint", "prepare", "engine", "checks", "report", "recipe"),
+    *("run", "deploy", "main", "lab", "commands", "__init__", "__main__"),
 )
 """The folders and loose files of toolkit/, from the ground up: an import goes down or stays where it is."""
 
@@ -137,7 +203,7 @@ def test_toolkit_never_imports_recipes() -> None:
 
 
 def test_settings_import_nothing_but_settings() -> None:
-    files = ("fields", "train_section", "parallel_section", "sections")
+    files = ("fields", "train", "sections")
     own = {name for file in files for name in imports(ROOT / f"toolkit/config/{file}.py") if within(name, {"toolkit"})}
     assert [name for name in own if not within(name, {f"toolkit.config.{file}" for file in files})] == []
 

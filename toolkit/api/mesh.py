@@ -1,4 +1,4 @@
-"""The arrangement of a run's processes: which rows each trains on, and which part of the model it holds."""
+"""The arrangement of a run's processes: which rows each trains on, which part of the model it holds, its groups."""
 
 from __future__ import annotations
 

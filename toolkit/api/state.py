@@ -1,4 +1,4 @@
-"""The progress of a run."""
+"""The progress of a run, and the steps at which something is due."""
 
 from __future__ import annotations
 

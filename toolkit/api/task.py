@@ -1,4 +1,4 @@
-"""The protocol of tasks, which recipes implement.
+"""The protocol of tasks, which recipes implement, and its optional parts.
 
 The toolkit reads, checks, orders, trains, evaluates and saves. A task defines its rows, their conversion to model
 inputs, the loss, and the meaning of predictions. Engines use tasks only through this protocol; optional protocols are

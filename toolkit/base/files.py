@@ -1,4 +1,4 @@
-"""Files: one that is written is complete or not there, and reading one that somebody made never hangs."""
+"""Files: whole or not there when written, never hanging when read, and errors of the disk as messages."""
 
 from __future__ import annotations
 

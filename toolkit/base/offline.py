@@ -1,4 +1,4 @@
-"""The folder of `toolkit fetch`: the model and the rows of a run, for machines without a network.
+"""Offline use: the folder of `toolkit fetch`, and whether the network may be used.
 
 `fetched.json` says what each setting stands for, from which commit of the Hub it is, and the sha256 of every file. It
 is written last, so a folder without it is not complete.

@@ -1,4 +1,4 @@
-"""Files that come with the toolkit: recipes, their configurations and sample data, configurations of the launcher.
+"""What this package brings along: recipes, configurations and sample data, and its objects by name.
 
 In the repository they are folders beside the package; in an installed wheel they are inside it, in `toolkit/shipped`.
 """

@@ -1,4 +1,4 @@
-"""Locks an output folder so that only one run at a time writes into it."""
+"""Opens an output folder: locks it, so that only one run writes, checks the disk, and finds what to resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides which process saves which part of the tensors of a checkpoint."""
+"""Decides which process saves which part of the tensors of a checkpoint, and copies it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The content of a checkpoint's `state.json`."""
+"""The content of a checkpoint's `state.json`, and which settings may differ on a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Performs all checks of a run before it loads weights; `toolkit validate` performs the same checks."""
+"""All checks of a run before it loads weights, and of its folder and steps; `toolkit validate` performs the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show, verify or convert a checkpoint: `toolkit checkpoint show|verify|convert RUN_OR_CHECKPOINT`."""
+"""Commands about files of a run: checkpoint, verify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare settings: `toolkit compare RECIPE --config FILE --switch KEY=A,B ... [KEY=VALUE ...]`."""
+"""Commands that train several times: compare, search, cross-validate, baseline."""
 
 from __future__ import annotations
 

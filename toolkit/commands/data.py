@@ -1,4 +1,4 @@
-"""Look at data, and download public datasets: `toolkit data show FILE`, `toolkit data get NAME`."""
+"""Commands about rows: data, doctor, fetch."""
 
 from __future__ import annotations
 

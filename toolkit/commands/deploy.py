@@ -1,4 +1,4 @@
-"""Export a finished run for others: `toolkit export RUN --format zip --output FILE`."""
+"""Commands that hand a finished run over: export, serve, push, merge, demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plot the learning rate of a run: `toolkit lr-plot RECIPE --config FILE [section.key=value ...]`."""
+"""Commands that find settings by short trainings: lr-plot, lr-find, batch-find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments shared by several commands. Output files are named `--output`, output folders `--output-dir`."""
+"""Arguments shared by several commands, and the recipe or run that they name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimate a run's memory and compare parallel strategies and settings that make it fit.
+"""Commands about machines and memory: plan, preflight, profile, scale, collectives.
 
 `toolkit plan RECIPE --config FILE [--gpu-memory 16GiB] [--processes 8] [section.key=value ...]`
 """

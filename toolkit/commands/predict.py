@@ -1,4 +1,4 @@
-"""Predict new rows with a finished run: `toolkit predict RUN --input FILE [--output FILE]`.
+"""Commands that use a finished run on rows: predict, evaluate.
 
 On any number of processes: `accelerate launch -m toolkit predict RUN --input FILE`.
 """

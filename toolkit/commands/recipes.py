@@ -1,4 +1,4 @@
-"""Write a YAML for your data: `toolkit init FILE [--output FILE] [--model M] [section.key=value ...]`."""
+"""Commands that begin: init, ls, cp."""
 
 from __future__ import annotations
 

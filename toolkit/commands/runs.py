@@ -1,4 +1,4 @@
-"""List runs and compare them on a page: `toolkit runs FOLDER --html board.html`."""
+"""Commands that compare runs: runs, diff, certify, reproduce."""
 
 from __future__ import annotations
 

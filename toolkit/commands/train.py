@@ -1,4 +1,4 @@
-"""Train: `toolkit train RECIPE --config FILE [--processes N] [section.key=value ...]`.
+"""Commands about a run's settings: train, validate, explain, schema, slurm.
 
 Without a configuration: `toolkit train reviews --data reviews.csv --text-column "Review Text" --label-column Rating
 --model distilbert/distilbert-base-uncased --output-dir outputs/first`.

@@ -1,4 +1,4 @@
-"""Types of settings."""
+"""Types of settings, and the declaration of a column."""
 
 from __future__ import annotations
 

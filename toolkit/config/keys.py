@@ -1,4 +1,4 @@
-"""The keys of a configuration: sections, their fields and types, and values by dotted key."""
+"""Settings by dotted key: their types, `key=value` overrides, and configurations as YAML."""
 
 from __future__ import annotations
 

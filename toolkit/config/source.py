@@ -1,4 +1,4 @@
-"""Reads YAML into plain values and remembers the line that each came from."""
+"""Reads YAML into plain values, remembers the line of each, and limits what a file may expand to."""
 
 from __future__ import annotations
 

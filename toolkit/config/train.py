@@ -1,4 +1,4 @@
-"""The settings of training."""
+"""The sections `train` and `parallel`: how a model is trained, and how processes share it."""
 
 from __future__ import annotations
 

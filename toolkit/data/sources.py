@@ -1,4 +1,4 @@
-"""Sources of rows: reads local files and folders as streams of numbered raw rows.
+"""Sources of rows: local files, folders and hub datasets as streams of numbered raw rows.
 
 An unusable row stays in the stream, with the reason; a source that cannot be read at all is a `DataError`.
 """

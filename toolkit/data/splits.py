@@ -1,4 +1,4 @@
-"""Sets rows aside, seeded and optionally stratified; the result depends on the arguments alone."""
+"""Sets rows aside, by share or in folds, seeded and optionally stratified; a function of the arguments alone."""
 
 from __future__ import annotations
 

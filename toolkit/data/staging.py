@@ -1,4 +1,4 @@
-"""Copies of the data files of runs on a fast disk of each machine, or in its memory (`data.stage_to`).
+"""Copies data files to a fast disk of each machine or its memory (`data.stage_to`), and makes room for them.
 
 A folder of copies belongs to one user and serves all of that user's runs on the machine. The copies of one source, in
 the state that it has now, are one entry: a folder, written under another name and renamed when it is complete and

@@ -1,4 +1,4 @@
-"""Converts a checkpoint into a model that transformers loads, or into a checkpoint of the other format."""
+"""Converts checkpoints into models or another format, and merges adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page: a field for every input, the answer beside them, and examples."""
+"""The page of `toolkit demo`: a field for every input, the answer beside them, examples, and its server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inputs of `toolkit predict`: files, folders and single texts, checked, and reread while answers are written."""
+"""Inputs and answers of `toolkit predict`: files, folders and texts, checked, and reread while answers are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over ranks, and functions that run on the main process or on every process."""
+"""Values from all ranks: sums, objects, and functions that run on the main process for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the Accelerator for the launched processes and their devices."""
+"""Builds the Accelerator for the launched processes, and the state of a process that a run changes and restores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradient of one window: forward and backward passes over its micro-batches, exchanged in the last one."""
+"""The gradient of one window: passes over its micro-batches, exchanged in the last one, clipped; and their seeds."""
 
 from __future__ import annotations
 

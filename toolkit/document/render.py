@@ -1,4 +1,4 @@
-"""Renders a report as Markdown."""
+"""Renders a report as HTML, as Markdown and in the terminal, and writes its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves and restores the checkpoints of a training, and loads the best one."""
+"""Saves and restores the checkpoints of a training, also in the background, and estimates their size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stops a training on all ranks after a stop signal, with a checkpoint."""
+"""Stops a training on all ranks after a stop signal, with a checkpoint, and abandons evaluations."""
 
 from __future__ import annotations
 

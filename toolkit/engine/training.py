@@ -1,4 +1,4 @@
-"""Hooks around an optimizer step, shared by all engines: seed, count, stop, log, evaluate, save."""
+"""One training from its start or checkpoint to its result: its resources, and the order of all hooks around a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicts the memory of a run."""
+"""Predicts the memory of a run from simulated steps of several sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores the answers of a task that need no training; called in a separate process."""
+"""Scores the answers of a task that need no training, in a separate process, and shows them."""
 
 from __future__ import annotations
 

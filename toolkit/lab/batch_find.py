@@ -1,4 +1,4 @@
-"""Tries sizes of the micro-batch: the plan's estimate first, then real steps in processes of their own."""
+"""Tries sizes of the micro-batch: the plan's estimate first, then real steps in separate processes; and the page."""
 
 from __future__ import annotations
 

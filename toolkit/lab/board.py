@@ -1,4 +1,4 @@
-"""What is known of a run, by the names of `--where` and `--columns`; of unfinished runs, from their last lines."""
+"""The table and page of runs: what is known of each, by the names of `--where` and `--columns`."""
 
 from __future__ import annotations
 

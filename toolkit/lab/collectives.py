@@ -1,4 +1,4 @@
-"""What collective operations cost: as tables, in words, and as a page."""
+"""Measures what collective operations cost, and shows it as tables, in words, and as a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the trainings of a cross-validation, one for each fold; finished ones are not repeated."""
+"""Cross-validation: one training for each fold, not repeated once finished; the summary and its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a fetched folder: copies what is missing or damaged, and the manifest at the end."""
+"""Writes a fetched folder: model, rows and prepared rows, only what is missing or damaged, the manifest last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a learning-rate range test found: in words, as overrides, as a chart, and as a page."""
+"""The learning-rate range test: the ramp, how its losses are read, and what it found as words, overrides and a page."""
 
 from __future__ import annotations
 

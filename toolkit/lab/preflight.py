@@ -1,4 +1,4 @@
-"""Checks GPUs, memory, the port where processes meet, and trackers."""
+"""Checks a machine before a run: inputs, disks, memory, GPUs, network and trackers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the same training on several numbers of processes in turn, and keeps what is done."""
+"""Runs the same training on several numbers of processes in turn, fits the laws of scaling, and shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of multi-label classification, computed by scikit-learn."""
+"""Scores of multi-label classification, computed by scikit-learn, and the labels as arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and properties of metrics, so that nothing has to be guessed from a name."""
+"""Metrics by name: their properties, and how far a value can be trusted."""
 
 from __future__ import annotations
 

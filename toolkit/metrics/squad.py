@@ -1,4 +1,4 @@
-"""Scores of extractive question answering, as SQuAD v1 and v2 define them."""
+"""Scores of extractive question answering, as SQuAD v1 and v2 define them, and the comparison of answers."""
 
 from __future__ import annotations
 

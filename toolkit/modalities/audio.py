@@ -1,4 +1,4 @@
-"""Audio: decoding, resampling, feature extractors."""
+"""Audio: decoding, resampling, feature extractors, masking, and what each audio model expects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens audio files; AAC and WMA are decoded with PyAV or the program ffmpeg."""
+"""Opens audio files and measures them; AAC and WMA are decoded with PyAV or the program ffmpeg."""
 
 from __future__ import annotations
 

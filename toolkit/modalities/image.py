@@ -1,4 +1,4 @@
-"""Images: decoding, augmentation, image processors."""
+"""Images: augmentation, pixels on the device, image processors."""
 
 from __future__ import annotations
 

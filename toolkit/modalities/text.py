@@ -1,4 +1,4 @@
-"""Text modality: tokenizers, token ids, padding."""
+"""Text: tokenizers, token ids, positions and padding, and inputs that are longer than the model's limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds a run's model: on every process, or with the weights on the main process only if it is split."""
+"""Builds a run's model and makes it trainable: precision, adapters, frozen parts, compilation."""
 
 from __future__ import annotations
 

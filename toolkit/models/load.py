@@ -1,4 +1,4 @@
-"""Loads or builds a model and its configuration, and refuses settings or weights that would be lost."""
+"""Loads or builds a model and its configuration, and rejects settings or weights that would be lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the parts of a model: its backbone, its head, its repeated linear layers and its parameter counts."""
+"""Finds, counts and freezes the parts of a model, and limits a head to the positions that have labels."""
 
 from __future__ import annotations
 

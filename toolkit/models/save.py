@@ -1,4 +1,4 @@
-"""Saves a trained model as a folder that transformers can load."""
+"""Saves a trained model as a folder that transformers can load, and pushes it to the hub."""
 
 from __future__ import annotations
 

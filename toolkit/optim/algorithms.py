@@ -1,4 +1,4 @@
-"""LARS: SGD with a learning rate per tensor."""
+"""Optimizers that torch lacks: LARS, Muon beside AdamW, and SGD with decoupled weight decay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds optimizers from presets, parameter groups and the YAML's settings."""
+"""Builds optimizers from presets and parameter groups, and checks the YAML's arguments of both."""
 
 from __future__ import annotations
 

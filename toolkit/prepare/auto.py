@@ -1,4 +1,4 @@
-"""Decides whether there is memory for the copy of a checkpoint that is written while training goes on."""
+"""Chooses the values of settings that are `auto`, by the model and the memory that is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the inputs of a run: the model's configuration, the processor and the preprocessed rows."""
+"""Reads the inputs of a run: the model's configuration, the processor and the rows, equal on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the predictions that a report shows."""
+"""Chooses the predictions that a report shows: typical ones and the worst."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records a run's configuration, code, data and machine when training starts."""
+"""`run.json`: configuration, code, data and machine recorded at the start, checksums at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the results of a run: model, predictions and report."""
+"""Writes the results of a run: model, predictions, report, and what trackers exhibit."""
 
 from __future__ import annotations
 

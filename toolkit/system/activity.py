@@ -1,4 +1,4 @@
-"""Whether processes of this machine compute, wait or are stopped."""
+"""Whether processes of this machine compute, wait or are stopped, also while they start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, within its own limits and those of its control groups."""
+"""What this process may use of the machine: cores and memory, and how the allocator keeps freed memory."""
 
 from __future__ import annotations
 

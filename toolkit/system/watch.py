@@ -1,4 +1,4 @@
-"""A thread that samples what a process uses and writes it to a file, line by line."""
+"""What a process uses of its machine (processor, memory, GPU, energy), sampled by a thread into a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of labels: one form for equal numbers, and `task.label_map`."""
+"""Names of labels: one form for equal numbers, `task.label_map`, and the labels of a head."""
 
 from __future__ import annotations
 

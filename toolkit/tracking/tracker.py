@@ -1,4 +1,4 @@
-"""Writes the numbers of a run to `metrics.jsonl` and, on request, to trackers."""
+"""Writes the numbers of a run to `metrics.jsonl` and, on request, to trackers, which are opened and closed here."""
 
 from __future__ import annotations
 

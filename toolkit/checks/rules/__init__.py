@@ -1,4 +1,4 @@
-"""All rules about settings that cannot be combined, with reasons and remedies."""
+"""All unsupported combinations of settings, as rows; those of evaluation, checkpoints and tracking are here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of `data` that cannot be combined, or that say nothing about the files that are read."""
+"""Combinations of settings of `data` that are not supported."""
 
 from __future__ import annotations
 

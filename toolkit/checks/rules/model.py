@@ -1,4 +1,4 @@
-"""Rules about settings in the section `model` that cannot be combined."""
+"""Combinations of settings of `model` that are not supported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of optimizers and schedules that cannot be combined; part of `toolkit.checks.rules.RULES`."""
+"""Combinations of optimizers and schedules that are not supported."""
 
 from __future__ import annotations
 

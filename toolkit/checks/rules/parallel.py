@@ -1,4 +1,4 @@
-"""Settings that cannot be combined with a split model; part of the table in `toolkit.checks.rules`."""
+"""Settings that cannot be combined with a split model, a strategy or DeepSpeed."""
 
 from __future__ import annotations
 

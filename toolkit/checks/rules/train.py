@@ -1,4 +1,4 @@
-"""Rules about settings of memory, precision, compilation and data loading that cannot be combined."""
+"""Combinations of settings of `train` that are not supported."""
 
 from __future__ import annotations
 

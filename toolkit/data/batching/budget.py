@@ -1,4 +1,4 @@
-"""Cuts windows into micro-batches of a limited number of tokens (`train.max_tokens_per_batch`).
+"""Token budgets (`train.max_tokens_per_batch`), and the lengths to which batches are padded.
 
 A window keeps its rows, and an update is a sum over its items, so the cut changes no update. It is a function of the
 window alone, so every process computes the cut of all others without asking them.

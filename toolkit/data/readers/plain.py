@@ -1,4 +1,4 @@
-"""Plain text: a row per line of one file, or of several line-aligned files, as is common in translation."""
+"""Plain text: a row per line of one file, of several line-aligned files, or per CoNLL sentence."""
 
 from __future__ import annotations
 

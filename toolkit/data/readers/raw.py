@@ -1,4 +1,4 @@
-"""Raw rows, as the readers of all formats yield them."""
+"""Raw rows, as the readers of all formats yield them, checked and previewed; and how a file is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports a finished run as a zip that its receiver can use with transformers alone: `--format zip`."""
+"""Exports a finished run as a zip that its receiver can use with transformers alone, without private data."""
 
 from __future__ import annotations
 

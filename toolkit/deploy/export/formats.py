@@ -1,4 +1,4 @@
-"""The formats of an exported model: how each is written, and loaded back."""
+"""The formats of an exported model: how each is written, loaded back and run."""
 
 from __future__ import annotations
 

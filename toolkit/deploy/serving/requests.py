@@ -1,4 +1,4 @@
-"""The rows of a request: JSON, or a form with files; never a path of the server's disk, nor an address."""
+"""The rows of a request, and its limits: JSON, or a form with files; never a path of the server, nor an address."""
 
 from __future__ import annotations
 

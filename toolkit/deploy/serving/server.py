@@ -1,4 +1,4 @@
-"""Serves a finished run until the process is told to stop."""
+"""Serves a finished run until the process is told to stop, only to the hosts that may ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that owns the model and the processor: nothing else uses them while a server runs."""
+"""The thread that owns the model and the processor, and the batches that it forms of waiting requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the passes of a window through one process of a pipeline, in the order of its schedule."""
+"""Runs the passes of a window through one process of a pipeline, and sends what stages need of each other."""
 
 from __future__ import annotations
 

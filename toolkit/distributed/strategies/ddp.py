@@ -1,4 +1,4 @@
-"""Synchronous training of replicas: every step is one update with the gradient of the complete window."""
+"""Synchronous training of replicas by DDP, with compressed gradients or a split optimizer (ZeRO-1) if configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strategies share that split one model over processes."""
+"""What strategies share that split one model over processes, and the complete tensors of its optimizer."""
 
 from __future__ import annotations
 

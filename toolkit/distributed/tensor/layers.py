@@ -1,4 +1,4 @@
-"""Splits the layers of a model over the processes of a tensor group, as its plan says."""
+"""Splits the layers of a model over the processes of a tensor group, as its plan says, dropout included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exponential moving average (EMA) of the weights (Polyak and Juditsky 1992), which is evaluated and saved."""
+"""Averaged weights, evaluated and saved: exponential moving averages (Polyak and Juditsky 1992), schedule-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histograms of weights and gradients for trackers, every `tracking.histogram_steps` steps."""
+"""Callbacks that look at or change gradients: histograms, compression, clipping of values."""
 
 from __future__ import annotations
 

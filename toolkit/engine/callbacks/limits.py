@@ -1,4 +1,4 @@
-"""Ends training when a metric has reached `train.target_metric`, and says what that took.
+"""Callbacks that end training: a target metric, early stopping, a maximum time.
 
 The measure is that of DAWNBench (Coleman et al. 2017).
 """

@@ -1,4 +1,4 @@
-"""The schedule `reduce_lr_on_plateau`: reduces the learning rate when the metric has stopped improving."""
+"""Callbacks that change the schedule: `reduce_lr_on_plateau`, and a momentum that follows the learning rate."""
 
 from __future__ import annotations
 

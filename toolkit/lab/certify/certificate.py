@@ -1,4 +1,4 @@
-"""A certificate: the result of checking one promise."""
+"""A certificate: the result of checking one promise, and its files."""
 
 from __future__ import annotations
 

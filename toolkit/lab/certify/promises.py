@@ -1,4 +1,4 @@
-"""Certificate `loss-scale`: an update does not depend on how its window is split (contract C1)."""
+"""The certificates `loss-scale`, `ranks`, `engines` and `resume`: which trainings each compares, and how."""
 
 from __future__ import annotations
 

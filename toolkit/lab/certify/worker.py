@@ -1,4 +1,4 @@
-"""Runs one training of a certificate and traces its steps; called in a separate process."""
+"""Runs one training of a certificate, by the toolkit or by the plain Trainer, and traces its steps."""
 
 from __future__ import annotations
 

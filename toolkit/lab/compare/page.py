@@ -1,4 +1,4 @@
-"""Builds the page of a comparison, as sections that are written as Markdown and as HTML."""
+"""The page of a comparison as HTML and Markdown, and its tables for the terminal."""
 
 from __future__ import annotations
 

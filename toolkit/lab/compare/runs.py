@@ -1,4 +1,4 @@
-"""The runs of a comparison: which there are, what their results depend on, and where their files are."""
+"""The runs of a comparison: which there are, how they run in turn and are shown, and which model is kept."""
 
 from __future__ import annotations
 

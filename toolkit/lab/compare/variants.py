@@ -1,4 +1,4 @@
-"""Turns `--switch` and `--preset` into variants of one configuration."""
+"""Turns `--switch` and `--preset` into variants of one configuration, and checks them."""
 
 from __future__ import annotations
 

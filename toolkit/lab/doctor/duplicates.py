@@ -1,4 +1,4 @@
-"""Fingerprints of images and audio, which change little if a file is scaled, compressed or made louder."""
+"""Finds rows that repeat or nearly repeat others: by digest, text or fingerprints of images and audio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examines the rows of a run."""
+"""Examines the rows of a run, and suggests what to change."""
 
 from __future__ import annotations
 

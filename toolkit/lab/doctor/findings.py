@@ -1,4 +1,4 @@
-"""The rows of each split with their places in the files, and the findings about them."""
+"""What the doctor finds about labels and columns, and the rows with their places in the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a doctor found: as lines for a terminal, as JSON, and as a page."""
+"""The doctor's page, and its words for the terminal."""
 
 from __future__ import annotations
 

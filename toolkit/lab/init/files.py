@@ -1,4 +1,4 @@
-"""The files of training, validation and test rows that belong to the one that the user named."""
+"""The files that belong to the one that the user named, and how they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of tokens of texts, counted or estimated, and the limits that follow from them."""
+"""Guesses of settings from the rows: lengths, limits, batch sizes, epochs."""
 
 from __future__ import annotations
 

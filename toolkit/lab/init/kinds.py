@@ -1,4 +1,4 @@
-"""The kinds of data that a YAML can be written for, and how their columns are recognised: one entry of `KINDS` each."""
+"""The kinds of data that a YAML can be written for, and how their columns and labels are recognised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of a new YAML: a local folder or hub id that was asked for, or a small pretrained one that fits.
+"""The model of a new YAML: one that was asked for, or a small pretrained one that fits the language.
 
 Nothing is downloaded: a model's files are looked up in the local cache.
 """

@@ -1,4 +1,4 @@
-"""Starts the processes in which certify, compare, plan and reproduce run their trainings, and collects the results."""
+"""Starts the processes in which tools run their trainings, collects their results, and keeps finished ones."""
 
 from __future__ import annotations
 

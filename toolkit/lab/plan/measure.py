@@ -1,4 +1,4 @@
-"""Corrects predictions with the measurements of a few real steps on this machine, each run in its own process."""
+"""Corrects predictions with the measurements of a few real steps, and of the bandwidth, on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a profile suggests to change: each with its number, and an override that the settings allow."""
+"""What a profile found and suggests to change: each with its number, and an override that the settings allow."""
 
 from __future__ import annotations
 

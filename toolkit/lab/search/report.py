@@ -1,4 +1,4 @@
-"""The page of a search, as sections that are written as Markdown and as HTML, and its words for a terminal."""
+"""The results of a search as a folder, a page, and words for the terminal."""
 
 from __future__ import annotations
 

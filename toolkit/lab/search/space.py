@@ -1,4 +1,4 @@
-"""The space of a search: which settings may change, read from a YAML file and checked against their types."""
+"""The space of a search, checked against the types of its settings, and the methods that choose points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study of a search: which trials there are, which point comes next, and how each has ended.
+"""The study of a search: which trials there are, which point comes next, how each has ended, and its storage.
 
 Optuna keeps it in a file, or in a database, that several searches can share. Everything that a page says about a trial
 is kept with it there.

@@ -1,4 +1,4 @@
-"""Runs the process of a trial, and keeps the disk small: of trials that are over, only the best keep a checkpoint."""
+"""Runs the processes of trials, and keeps the disk small: of finished ones, only the best keep a checkpoint."""
 
 from __future__ import annotations
 

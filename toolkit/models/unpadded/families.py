@@ -1,4 +1,4 @@
-"""Which models run without padding, and why others do not."""
+"""Which models run without padding, why others do not, and the choice for a run."""
 
 from __future__ import annotations
 

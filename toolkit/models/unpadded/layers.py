@@ -1,4 +1,4 @@
-"""Hooks by which a stack of layers gets the tokens of a batch, and its result the padding again."""
+"""Installs the hooks by which a stack of layers gets the tokens of a batch, and its result the padding again."""
 
 from __future__ import annotations
 

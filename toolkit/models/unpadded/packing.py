@@ -1,4 +1,4 @@
-"""The mask that a model without padding hands to its layers."""
+"""The tokens of a batch without padding, and the mask that the model hands to its layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses per item, to be summed and divided by the number of items.
+"""Losses per item, to be summed and divided by the number of items, and shares of rows.
 
 Both support label smoothing (Szegedy et al. 2015, arXiv 1512.00567) and the focal loss (Lin et al. 2017, arXiv
 1708.02002), whose term for each target is `-(1 - p) ** gamma * log(p)`.
