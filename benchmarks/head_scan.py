@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
-from toolkit.api.task import count_items
 from toolkit.distributed.window import accumulate
 from toolkit.models.load import batch_dependence
 
@@ -138,7 +137,7 @@ def toolkit_step(model: nn.Module, case: Case, task: Any, size: int, accumulatio
     """Trains one update with the toolkit's loop, with the task's loss."""
     rows = case.problem.features()
     window = [case.problem.batch(task, rows[i : i + size]) for i in range(0, size * accumulation, size)]
-    items = sum(float(count_items(task, batch)) for batch in window)
+    items = sum(float(task.count_items(batch)) for batch in window)
     accelerator = Accelerator(cpu=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     prepared = accelerator.prepare(model)

@@ -110,13 +110,12 @@ def same(found: Any, expected: Any) -> bool:
 
 def answers(run: Path, file: Path, folder: Path) -> list[dict[str, Any]]:
     """Returns what `toolkit predict` adds to each row."""
-    from toolkit.api.task import answer_columns
     from toolkit.deploy.trained import read_settings
 
     output = folder / "answers.jsonl"
     command = [sys.executable, "-m", "toolkit", "predict", str(run), "--input", str(file), "--output", str(output)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    names = answer_columns(read_settings(run, None)[1])
+    names = read_settings(run, None)[1].answer_columns
     written = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     return [{name: row[name] for name in names} for row in written]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from toolkit.api.batch import BadRow, Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
+from toolkit.api.task import Task
 from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
@@ -87,7 +88,7 @@ def _column(data_format: str, help: str, label: bool = False) -> Column:
     return Column(f"{help} (task.data_format: {data_format})", label=label, used=used)
 
 
-class LanguageModeling:
+class LanguageModeling(Task):
     """Causal and masked language modelling; an example is a document or has answers. See `toolkit.api.task.Task`."""
 
     Options: ClassVar[type] = LanguageModelingOptions
@@ -104,10 +105,10 @@ class LanguageModeling:
     answer_columns = ("prediction", "loss", "num_tokens")
 
     def __init__(self, cfg: Config) -> None:
-        self.cfg, self.options = cfg, cfg.task
+        super().__init__(cfg)
+        self.cfg = cfg
         self.causal = self.options.objective == "causal"
         self.answers = self.options.data_format != "text"
-        self.state: dict[str, Any] = {}
 
     def auto_model(self, config: PreTrainedConfig) -> str:
         return AUTO_MODELS[self.options.objective]

@@ -23,9 +23,10 @@ from toolkit.api.batch import (
     Record,
     Row,
 )
+from toolkit.api.task import Task
 from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
-from toolkit.config.sections import STRICT, Config, Positive
+from toolkit.config.sections import STRICT, Positive
 from toolkit.main import main
 from toolkit.metrics.squad import SQUAD, squad_quality, squad_scores
 
@@ -69,7 +70,7 @@ class QAOptions:
         return found
 
 
-class QuestionAnswering:
+class QuestionAnswering(Task):
     """Extractive question answering; see `toolkit.api.task.Task`."""
 
     Options: ClassVar[type] = QAOptions
@@ -85,8 +86,7 @@ class QuestionAnswering:
     error_name = "1 - F1"
     answer_columns = ("prediction", "score", "n_best")
 
-    def __init__(self, cfg: Config) -> None:
-        self.options: QAOptions = cfg.task
+    options: QAOptions
 
     def auto_model(self, config: PreTrainedConfig) -> str:
         return "AutoModelForQuestionAnswering"

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from toolkit import modalities
 from toolkit.api.batch import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
+from toolkit.api.task import Task
 from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config
@@ -118,7 +119,7 @@ def _parts(batch: Batch) -> list[tuple[Any, ...]]:
     return [(batch["labels"], shares), (others, 1 - shares)]
 
 
-class Reviews:
+class Reviews(Task):
     """Classification and regression of text, images and audio; see `toolkit.api.task.Task`."""
 
     Options: ClassVar[type] = ReviewsOptions
@@ -129,10 +130,12 @@ class Reviews:
         "label": Column("the name of its class, its labels or its numbers", label=True),
     }
 
+    options: ReviewsOptions
+
     def __init__(self, cfg: Config) -> None:
         from toolkit.tasks.heads import HEADS
 
-        self.options: ReviewsOptions = cfg.task
+        super().__init__(cfg)
         self.modality: str = self.options.modality
         self.head: Head = HEADS[self.options.problem_type](self.options)
         self.state, self.best_metric, self.error_name = self.head.state, self.head.best_metric, self.head.error_name

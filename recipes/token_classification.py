@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from toolkit.api.batch import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
+from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.config.fields import Column
 from toolkit.config.sections import STRICT, Config
@@ -65,7 +66,7 @@ class TokenClassificationOptions:
         return replace(text.ENCODER, lowercase=False)
 
 
-class TokenClassification:
+class TokenClassification(Task):
     """Token classification; see `toolkit.api.task.Task`."""
 
     Options: ClassVar[type] = TokenClassificationOptions
@@ -73,14 +74,15 @@ class TokenClassification:
         "tokens": Column("the tokens of a text: a list, or text in which blanks separate them"),
         "tags": Column("their tags in the same form: `O`, `B-<type>` or `I-<type>` each", label=True),
     }
+    options: TokenClassificationOptions
     modality = "text"
     best_metric = "f1"
     answer_columns = ("prediction", "entities")
     error_name = "wrong or missing entities"
 
     def __init__(self, cfg: Config) -> None:
-        self.options: TokenClassificationOptions = cfg.task
-        self.state: dict[str, Any] = {"entity_types": self.options.entity_types}
+        super().__init__(cfg)
+        self.state = {"entity_types": self.options.entity_types}
 
     @property
     def scores(self) -> Sequence[Score]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import sys
@@ -17,6 +18,20 @@ from toolkit.checks.check import Findings
 from toolkit.checks.rules import RULES
 from toolkit.config import Draft, Loaded, read_config
 from toolkit.config.messages import did_you_mean, join
+
+FORMER = {
+    "toolkit.api.supports": "toolkit.api.task",
+    "toolkit.api.task": "toolkit.api.batch",
+    "toolkit.config.column": "toolkit.config.fields",
+    "toolkit.config.rule": "toolkit.config.problems",
+    "toolkit.metrics.answers": "toolkit.metrics.squad",
+    "toolkit.metrics.quality": "toolkit.metrics.score",
+    "toolkit.tasks.heads.labels": "toolkit.tasks.labels",
+    "toolkit.tasks.label_names": "toolkit.tasks.labels",
+    "toolkit.tasks.values": "toolkit.tasks.records",
+    "toolkit.tasks.windows": "toolkit.tasks.spans",
+}
+"""Modules that recipes imported before tasks had a base class, and where their names are now."""
 
 
 def recipe_names() -> list[str]:
@@ -114,12 +129,44 @@ def load_task_type(recipe: str | Path) -> type[Task]:
         spec.loader.exec_module(module)
     except Exception as error:  # importing a file can end in anything
         del sys.modules[name]
+        if isinstance(error, ImportError) and (old := _former_names(file)):
+            raise InputError(_outdated(path, old)) from None
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}, line {place.lineno}"
         raise InputError(f"{path}: cannot be imported: {type(error).__name__}: {error} ({where})") from error
     if not hasattr(module, "TASK"):
         raise InputError(f"{path}: not a recipe, it has no TASK")
-    return module.TASK
+    found = module.TASK
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        if old := _former_names(file):
+            raise InputError(_outdated(path, old))
+        raise InputError(f"{path}: TASK must be a class that derives from toolkit.api.task.Task, received {found!r}")
+    attributes = [name for name in ("Options", "columns") if not hasattr(found, name)]
+    if missing := [*attributes, *sorted(found.__abstractmethods__)]:
+        raise InputError(f"{path}: {found.__name__} lacks {join(missing, 'and')}; see toolkit.api.task.Task")
+    return found
+
+
+def _former_names(file: Path) -> list[str]:
+    """Returns what a recipe must change that was written before tasks had a base class, by line."""
+    tree = ast.parse(file.read_bytes())
+    tasks = {node.value.id for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+             and [each.id for each in node.targets if isinstance(each, ast.Name)] == ["TASK"]}  # fmt: skip
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in FORMER:
+            stay = ("Task", "limits_of") if node.module == "toolkit.api.task" else ()
+            if names := ", ".join(each.name for each in node.names if each.name not in stay):
+                of_protocols = node.module == "toolkit.api.supports"
+                where = "members of toolkit.api.task.Task" if of_protocols else f"in {FORMER[node.module]}"
+                found.append((node.lineno, f"from {node.module} import {names}: now {where}"))
+        elif isinstance(node, ast.ClassDef) and node.name in tasks and not node.bases:
+            found.append((node.lineno, f"class {node.name}: now class {node.name}(Task), from toolkit.api.task"))
+    return [f"line {line}: {text}" for line, text in sorted(found)]
+
+
+def _outdated(path: Path, changes: Sequence[str]) -> str:
+    return "\n  - ".join([f"{path}: written for an earlier version of the toolkit; change", *changes])
 
 
 def load_settings(

@@ -50,7 +50,6 @@ def answers(folder: Path, work: Path) -> dict[str, Any]:
     from fastapi.testclient import TestClient
 
     import toolkit
-    from toolkit.api.task import answer, answer_columns
     from toolkit.deploy.demo import POLICY, build_demo, row_of, shown, validation_examples
     from toolkit.deploy.serving.requests import Columns, Limits
     from toolkit.deploy.serving.server import Guard
@@ -58,7 +57,7 @@ def answers(folder: Path, work: Path) -> dict[str, Any]:
     run = toolkit.load(folder)
     columns = Columns(run.task, run.cfg.data.columns)
     examples = validation_examples(run, work / "again")
-    found: dict[str, Any] = {"examples": len(examples), "values": list(answer_columns(run.task)), "answers": []}
+    found: dict[str, Any] = {"examples": len(examples), "values": list(run.task.answer_columns), "answers": []}
     app = Guard(build_demo(run, folder.name, Limits(), work / "page"), local=False, policy=POLICY)
     with TestClient(app) as client:
         page = client.get("/")
@@ -73,7 +72,7 @@ def answers(folder: Path, work: Path) -> dict[str, Any]:
             row = row_of(columns, values)
             given = {name: {"path": value[0], "bytes": value[1]} if isinstance(value, tuple) else value
                      for name, value in row.items()}  # fmt: skip
-            expected = shown(answer(run.task, run.predict([given])[0]), answer_columns(run.task))
+            expected = shown(run.task.answer(run.predict([given])[0]), run.task.answer_columns)
             sent = [uploaded(client, Path(value)) if name in columns.files else value for name, value in values.items()]
             found["answers"].append([expected, *asked(client, sent)])
         found["empty"] = asked(client, [None] * len(columns.example))

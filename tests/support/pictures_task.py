@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import datasets
+from rows_task import RowsTask
 
 from toolkit.api.batch import BadRow
 from toolkit.config.fields import Column
 from toolkit.data.media.files import open_file
 
 
-class Pictures:
+class Pictures(RowsTask):
     """Rows with a file that must not be empty."""
 
-    options = None
     modality = "image"
-    state: dict[str, Any] = {}  # noqa: RUF012
     columns = {"image": Column("the picture", file=True), "label": Column("its class", label=True)}  # noqa: RUF012
 
     def schema(self) -> datasets.Features:

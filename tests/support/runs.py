@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -62,13 +63,25 @@ def train(
     """
     name, _, yaml = config.partition("/")
     recipe = ROOT / "recipes" / f"{name}.py"
-    task_type = load_task_type(recipe)
     file = ROOT / "recipes" / "configs" / name / f"{yaml or 'smoke'}.yaml"
     tiny = SIZES.get(config, TINY) if sizes is None else sizes
     if any(override.startswith("model.name_or_path=") for override in overrides):
         tiny = [override for override in tiny if not override.startswith("model.from_config.")]
     settings = [*tiny, *overrides, f"output_dir={output_dir}"]
-    cfg = load_settings(task_type, file, settings).config
+    return train_recipe(recipe, file, *settings, double=double, predict_memory=predict_memory, observer=observer)
+
+
+def train_recipe(
+    recipe: Path,
+    config: Path | Mapping[str, Any],
+    *overrides: str,
+    double: bool = False,
+    predict_memory: bool = False,
+    observer: Observer | None = None,
+) -> FitResult:
+    """Runs a recipe with a configuration, a file or its sections, and overrides; other arguments as for `train`."""
+    task_type = load_task_type(recipe)
+    cfg = load_settings(task_type, config, overrides).config
     with nullcontext() if predict_memory else _no_prediction():
         result = toolkit.run.run(cfg, task_type(cfg), recipe, observer, float64=double)
     _keep_imported()

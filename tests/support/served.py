@@ -19,7 +19,6 @@ from commands import run_command
 from runs import ROOT, train
 
 import toolkit
-from toolkit.api.task import answer_columns
 
 FEW = ("train.max_steps=1", "data.max_train_samples=12", "data.max_eval_samples=5")
 TEXTS = ["A fine pair of boots.", "It broke at once. " * 9, "Good.", "The goat ate the fence, and then the gate."]
@@ -162,7 +161,7 @@ def predicted(case: Case, run: Path, folder: Path) -> list[dict[str, Any]]:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert run_command("predict", run, "--input", file, "--output", output) == 0
     written = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    names = answer_columns(toolkit.load(run).task)
+    names = toolkit.load(run).task.answer_columns
     return [{name: row[name] for name in names} for row in written]
 
 

@@ -87,7 +87,7 @@ class InputModality(Modality, Protocol):
         """Builds the model's inputs like `collate`, some of them as positions in a table, and the tables by name."""
 
     def decoded(self, row: dict[str, Any], processor: Processor, options: Any, training: bool) -> np.ndarray | None:
-        """Returns what a feature row's file contains; see `toolkit.api.task.SupportsFiles`."""
+        """Returns what a feature row's file contains; see `toolkit.api.task.Task.decoded`."""
 
     def shown(self, value: Any) -> str:
         """Returns the text for a value in messages and predictions."""

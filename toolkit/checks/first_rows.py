@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 
 from toolkit.api.batch import BadRow, ExcludedRow, Row
-from toolkit.api.task import SupportsLearning, Task
+from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.base.files import expanded, kind_of
 from toolkit.config.paths import files_of
@@ -84,7 +84,7 @@ def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> t
 
 
 def _learn(task: Task, rows: Sequence[Row]) -> None:
-    if isinstance(task, SupportsLearning):
+    if task.has("learn"):
         from datasets import Dataset
 
         schema = task.schema()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit import modalities
-from toolkit.api.task import SupportsConfiguring, SupportsLearning, Task, state_of
+from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError, problems_of
 from toolkit.base.files import kind_of
 from toolkit.checks.check import CannotCheck
@@ -184,8 +184,8 @@ def override_problems(cfg: Config, task: Task) -> list[str]:
     else:  # a tokenizer of no text has the same special tokens
         processor = modality.new_processor(iter(()), config, task.options)
     modality.configure(config, processor, new=source is None)
-    must_learn = isinstance(task, SupportsLearning) and None in state_of(task).values()
-    if isinstance(task, SupportsConfiguring) and not must_learn:
+    must_learn = task.has("learn") and None in task.state.values()
+    if task.has("configure") and not must_learn:
         task.configure(config)
     return lost_override_problems(cfg.model, config)
 

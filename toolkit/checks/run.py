@@ -11,7 +11,7 @@ from tempfile import TemporaryFile
 from toolkit.api.mesh import mesh_of
 from toolkit.api.run import Checkpoint, best_metric, target_metric
 from toolkit.api.state import Milestones
-from toolkit.api.task import SupportsEnsembling, Task, class_column, reads_files
+from toolkit.api.task import Task, reads_files
 from toolkit.base.console import shorten
 from toolkit.base.errors import ConfigError, problems_of
 from toolkit.base.files import kind_of, why
@@ -57,15 +57,24 @@ def folder_problems(cfg: Config) -> list[str]:
 
 
 def _sampling_problems(cfg: Config, task: Task) -> list[str]:
-    if cfg.train.train_sampling_strategy != "balanced" or class_column(task) is not None:
+    if cfg.train.train_sampling_strategy != "balanced" or task.class_column() is not None:
         return []
     return ["train.train_sampling_strategy: received 'balanced', but the rows of this task have no classes"]
 
 
 def _ensemble_problems(cfg: Config, task: Task) -> list[str]:
-    if not cfg.train.snapshot_ensemble or isinstance(task, SupportsEnsembling):
+    if not cfg.train.snapshot_ensemble or task.has("average"):
         return []
     return ["train.snapshot_ensemble: received true, but this task's predictions cannot be averaged"]
+
+
+def _pipeline_problems(cfg: Config, task: Task) -> list[str]:
+    if cfg.parallel.pipeline == 1 or not task.has("forward"):
+        return []
+    return [
+        f"parallel.pipeline: received {cfg.parallel.pipeline}, but {type(task).__name__} has its own forward pass, and "
+        "the stages of a pipeline call the layers of the model; use parallel.tensor or parallel.fsdp"
+    ]
 
 
 def _budget_problems(cfg: Config, task: Task) -> list[str]:
@@ -123,6 +132,7 @@ CHECKS = (
     Check("train.target_metric", lambda cfg, task: problems_of(lambda: target_metric(cfg, task))),
     Check("train.train_sampling_strategy", _sampling_problems),
     Check("train.snapshot_ensemble", _ensemble_problems),
+    Check("parallel.pipeline", _pipeline_problems),
     Check("the token budgets", _budget_problems),
     Check("data.media_cache", _media_problems),
     Check("train.pad_to_multiple_of", _shape_problems),

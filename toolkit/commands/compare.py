@@ -515,7 +515,6 @@ def run_baseline(arguments: argparse.Namespace) -> None:
     """
     task_type, loaded = options.load(arguments)
     from toolkit.api.run import best_metric
-    from toolkit.api.task import SupportsBaselines
     from toolkit.base.console import quiet_libraries, say
     from toolkit.document.render import print_table
     from toolkit.lab import baseline
@@ -524,7 +523,7 @@ def run_baseline(arguments: argparse.Namespace) -> None:
     quiet_libraries()
     cfg = loaded.config
     task = task_type(cfg)
-    if arguments.no_model and not isinstance(task, SupportsBaselines):
+    if arguments.no_model and not task.has("baselines"):
         raise InputError("--no-model: this task has no baseline but its model; remove the option")
     output = options.output_folder(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-baseline")
     with TemporaryDirectory(prefix="baseline-") as folder:

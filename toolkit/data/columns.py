@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from toolkit.api.task import SupportsGroups, Task
+from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.config.fields import Column
 from toolkit.config.messages import did_you_mean, nearest
@@ -170,9 +170,8 @@ def _about_header(present: Sequence[str], missing: str) -> list[str]:
 
 def group_column(data: DataConfig, task: Task) -> str | None:
     """Returns the name in the data of the column that groups rows, or None."""
-    if data.group_column is not None or not isinstance(task, SupportsGroups):
+    if data.group_column is not None or (own := task.group_column()) is None:
         return data.group_column
-    own = task.group_column()
     return data.columns.get(own, own)
 
 

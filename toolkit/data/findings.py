@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from toolkit.api.task import SupportsLabels, Task
+from toolkit.api.task import Task
 from toolkit.base.console import counted, say, shorten, warn
 from toolkit.data.keys import NO_GROUP, first_like, near_equal
 from toolkit.data.table import NUMBER, Table, exclusions, skipped
@@ -121,11 +121,8 @@ def find(
         group_column: the column that groups rows, or None.
         chosen: whether the user named that column, so that groups are told even if nothing was split.
     """
-    labels: dict[str, dict[str, int]] = {}
-    notes: list[str] = []
-    if isinstance(task, SupportsLabels):
-        labels = {name: counts for name, part in splits.items() if (counts := task.label_counts(part.rows))}
-        notes = task.label_notes(labels["train"]) if labels else []
+    labels = {name: counts for name, part in splits.items() if (counts := task.label_counts(part.rows))}
+    notes = task.label_notes(labels["train"]) if labels else []
     pairs = list(combinations(splits, 2))
     grouped = {name: np.setdiff1d(part.keys.groups, [NO_GROUP]) for name, part in splits.items()}
     tell_groups = group_column is not None and (chosen or len(tables) < len(splits))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.api.batch import Row
-from toolkit.api.task import SupportsInputs, Task
+from toolkit.api.task import Task
 from toolkit.data.media.files import open_file
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def row_keys(row: Row, task: Task, group: Any) -> dict[str, int]:
     names = [name for name in row if name in task.columns]
     labels = [name for name in names if task.columns[name].label]
     inputs = [name for name in names if name not in labels and not task.columns[name].key]
-    parts = task.inputs_of(row) if isinstance(task, SupportsInputs) else {}
+    parts = task.inputs_of(row)
     labels += [name for name in inputs if name in parts]  # as a whole, with their inputs
     return {
         INPUTS: _digest([_content(parts.get(name, row[name])) for name in inputs]),

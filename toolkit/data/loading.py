@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.task import SupportsLearning, Task, class_column
+from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.config.sections import DEFAULT_SPLIT, Config
 from toolkit.data.columns import group_column
@@ -89,7 +89,7 @@ def _checked(cfg: Config, task: Task, tables: Mapping[str, Table], sampled: bool
     splits = dict(tables) if sampled else _split(cfg, task, tables)
     limits = {"train": data.max_train_samples}
     splits = {name: part.head(limits.get(name, data.max_eval_samples)) for name, part in splits.items()}
-    _learn(task, splits["train"].rows)
+    task.learn(splits["train"].rows)
     findings = RowFindings()
     if examined and not sampled:
         findings = find(task, tables, splits, group_column(data, task), chosen=data.group_column is not None)
@@ -138,7 +138,7 @@ def _divided(train: Table, held: int, seed: int, task: Task, setting: str) -> tu
 
 
 def _classes(table: Table, task: Task) -> list[Any] | None:
-    column = class_column(task)
+    column = task.class_column()
     return None if column is None else table.rows[column][:]
 
 
@@ -174,13 +174,8 @@ def _tables(cfg: Config, task: Task, sample: int | None, stage: Stage | None = N
     # Labels are learned before the other splits are checked, so that a label unknown to training is a bad row there.
     if len(tables["train"].rows):
         try:
-            _learn(task, tables["train"].rows)
+            task.learn(tables["train"].rows)
         except DataError:  # more likely because of unusable rows, which are named first
             apply_policy(tables, data.bad_rows, data.max_bad_rows)
             raise
     return tables | {split: load() for split, load in sources.items()}
-
-
-def _learn(task: Task, rows: datasets.Dataset) -> None:
-    if isinstance(task, SupportsLearning):
-        task.learn(rows)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.api.batch import BadRow, ExcludedRow, Row
-from toolkit.api.task import Task, state_of
+from toolkit.api.task import Task
 from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
 from toolkit.base.files import written_whole
@@ -357,7 +357,7 @@ def _cache_key(
     folder = str((source.folder, source.copies)) if with_files else None
     tools = decoders() if with_files else None
     parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, tools, dict(columns), labelled,
-             source.group, type(task).__qualname__, repr(getattr(task, "options", None)), state_of(task),
+             source.group, type(task).__qualname__, repr(getattr(task, "options", None)), task.state,
              features.to_dict()]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import EvalData, Prepared, Processor
-from toolkit.api.task import SupportsNotes, SupportsPacking, Task, class_column, limits_of, reads_files, state_of
+from toolkit.api.task import Task, limits_of, reads_files
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
 from toolkit.config.sections import Config
@@ -59,9 +59,8 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
         if name != "train"
     }
     notes: list[str] = []
-    if isinstance(task, SupportsNotes):
-        for name, part in rows.splits.items():
-            notes += [f"{name}: {note}" for note in task.notes(part, features[name])]
+    for name, part in rows.splits.items():
+        notes += [f"{name}: {note}" for note in task.notes(part, features[name])]
     notes += [f"{name}: {note}" for name, part in features.items() for note in _truncated(part, task)]
     for note in notes:
         say(note)
@@ -71,7 +70,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
 
 def _with_classes(features: datasets.Dataset, rows: datasets.Dataset, task: Task) -> datasets.Dataset:
     """Adds the column `class_id`, the class of each feature row's example."""
-    column = class_column(task)
+    column = task.class_column()
     if column is None:
         raise AssertionError("only a task whose rows have classes can be balanced")
     names = rows[column][:]
@@ -134,19 +133,19 @@ def tokenise(
             )  # fmt: skip
 
     features = make(None) if in_memory else from_cache(fingerprint, make)
-    if isinstance(task, SupportsPacking):
+    if task.has("regroup"):
         features = _regrouped(features, task, rows[NUMBER][:], f"{fingerprint[:-3]}grp", in_memory)
     return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
 
 
 def _cache_key(rows: datasets.Dataset, task: Task, processor: Processor, labelled: bool) -> str:
     key = [rows._fingerprint, len(rows), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
-           state_of(task), labelled, code_fingerprint(task), [versions().get(each) for each in TOKENISERS]]  # fmt: skip
+           task.state, labelled, code_fingerprint(task), [versions().get(each) for each in TOKENISERS]]  # fmt: skip
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _regrouped(
-    features: datasets.Dataset, task: SupportsPacking, numbers: Sequence[int], fingerprint: str, in_memory: bool
+    features: datasets.Dataset, task: Task, numbers: Sequence[int], fingerprint: str, in_memory: bool
 ) -> datasets.Dataset:
     """Regroups all feature rows; `map` cannot do this, because its batches would split what the task joins."""
     import datasets

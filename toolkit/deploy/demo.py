@@ -12,7 +12,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.task import answer_columns
 from toolkit.base.console import format_value, say
 from toolkit.base.errors import ToolkitError
 from toolkit.config.fields import Column
@@ -120,7 +119,7 @@ def build_page(title: str, columns: Columns, examples: Sequence[Mapping[str, Any
 
     names = {columns.names.get(name, name): name for name in columns.task.columns}
     fields = {name: _field(gr, name, names[name], columns.given[name]) for name in columns.example}
-    answers = answer_columns(columns.task)
+    answers = columns.task.answer_columns
 
     async def answered(*values: Any) -> Any:
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.api.batch import EvalData, Record
-from toolkit.api.task import Task, answer, answer_columns
+from toolkit.api.task import Task
 from toolkit.base.console import say
 from toolkit.base.errors import DataError, InputError
 from toolkit.base.files import expanded
@@ -160,7 +160,7 @@ def joined(run: TrainedRun, inputs: Sequence[Input]) -> EvalData:
 
 
 CONSIDERED = {"scores": "score", "n_best": "n_best"}
-"""Columns of `SupportsAnswers` that tables leave out unless asked for, and the names of their columns there."""
+"""Columns of `Task.answer_columns` that tables leave out unless asked for, and the names of their columns there."""
 FILE, UNSURE, ERROR = "file", "unsure", "error"
 
 
@@ -182,7 +182,7 @@ class AnswerOptions:
         Raises:
             InputError: if they have no score.
         """
-        columns = answer_columns(task)
+        columns = task.answer_columns
         if self.threshold is not None and "score" not in columns:
             raise InputError("--threshold: the predictions of this run have no score")
         if self.all_scores and not set(columns) & CONSIDERED.keys():
@@ -244,7 +244,7 @@ class Answers:
     def _added(self, record: Record) -> dict[str, Any]:
         """Returns the task's columns, with columns of their own for the parts of mappings if the format is flat."""
         added: dict[str, Any] = {}
-        for name, value in answer(self._task, record).items():
+        for name, value in self._task.answer(record).items():
             if self._nested or (name not in CONSIDERED and not isinstance(value, Mapping)):
                 added[name] = value
             elif name not in CONSIDERED or self._options.all_scores:

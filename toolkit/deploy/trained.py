@@ -13,7 +13,7 @@ from toolkit import modalities
 from toolkit.api.batch import EvalData, Predictions, Processor
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import Evaluation
-from toolkit.api.task import Task, state_of
+from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import expanded, read_json
@@ -229,7 +229,7 @@ def read_settings(
     cfg = load_settings(task_type, files.config, overrides, environ={}, check_files=False)
     refuse_other_settings(overrides, known)
     task = task_type(cfg.config)
-    state_of(task).update(state)
+    task.state.update(state)
     return cfg.config, task
 
 

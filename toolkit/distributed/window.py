@@ -78,7 +78,7 @@ def micro_batch(
         with phase("forward"):
             batch = to_device(batch, accelerator.device)
             with logits_at_labels(batch):
-                outputs = model(**batch["inputs"])
+                outputs = task.forward(model, batch)
             loss = task.loss_sum(outputs, batch)
         with phase("backward"):
             (backward or accelerator.backward)(loss * scale)

@@ -17,7 +17,6 @@ from torch import nn
 
 from toolkit.api.batch import IGNORE_INDEX, Batch, EvalData, Predictions, Record, logits_at_labels, to_device
 from toolkit.api.run import Evaluation, Predictor
-from toolkit.api.task import count_items
 from toolkit.api.training import TrainingContext
 from toolkit.base.console import progress
 from toolkit.base.errors import RunError
@@ -100,7 +99,7 @@ def predict(
         for asked, cpu_batch in zip(loader.batch_sampler or (), loader, strict=True):
             if any_rank_stops(predictor, is_stopping):
                 break
-            num_items += float(count_items(task, cpu_batch))
+            num_items += float(task.count_items(cpu_batch))
             loss, found = predict_batch(predictor, model, _checked(asked, cpu_batch))
             loss_sum += loss
             parts += found
@@ -144,7 +143,7 @@ def predict_batch(predictor: Predictor, model: nn.Module, cpu_batch: Batch) -> t
     task, row_ids = predictor.task, cpu_batch["row_ids"]
     batch = to_device(cpu_batch, predictor.accelerator.device)
     with logits_at_labels(batch):
-        outputs = model(**batch["inputs"])
+        outputs = task.forward(model, batch)
     if outputs is None:
         return 0.0, []
     loss, predictions = float(task.loss_sum(outputs, batch)), task.predict(model, outputs, batch)

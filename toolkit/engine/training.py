@@ -16,7 +16,6 @@ from toolkit.api.batch import Batch
 from toolkit.api.run import EvaluationObserver, FitResult, Run, overall_scores
 from toolkit.api.state import Due, Milestones, TrainState
 from toolkit.api.strategy import Replica
-from toolkit.api.task import count_items
 from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.console import format_duration, warn
 from toolkit.base.run_folder import RunFolder
@@ -188,7 +187,7 @@ class Session:
         run = self.run
         # Dropout depends only on (seed, step, data rank), so exact resume needs no stored random state.
         seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
-        self._own_items = sum(float(count_items(run.task, batch)) for batch in batches)
+        self._own_items = sum(float(run.task.count_items(batch)) for batch in batches)
         (items,) = data_sum(run.accelerator, run.mesh, self._own_items)
         own = *self.stops.received(), float(self.strategy.lost is not None), *self.checkpointer.flags()
         *stops, lost, failed, written = all_sum(run.accelerator, *own)

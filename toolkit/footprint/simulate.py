@@ -381,7 +381,7 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
     offload = OffloadedActivations(model) if subject.cfg.train.activation_offload else nullcontext()
     with offload:
         with precision, logits_at_labels(batch):
-            outputs = model(**batch["inputs"])
+            outputs = subject.task.forward(model, batch)
         ledger.name(_tensors(outputs), "logits")
         ledger.name_rest("activations")
         with ledger.naming("logits"):

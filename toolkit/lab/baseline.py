@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.api.run import Run, overall_scores
-from toolkit.api.task import SupportsBaselines, Task
+from toolkit.api.task import Task
 from toolkit.base.console import counted, format_value
 from toolkit.base.files import write_json, write_text
 from toolkit.data.loading import check_rows
@@ -38,7 +38,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     task = task_type(cfg)
     sets = dict(check_rows(cfg, task).splits)
     train = sets.pop("train")
-    simple = task.baselines(train, sets) if isinstance(task, SupportsBaselines) and sets else ()
+    simple = task.baselines(train, sets) if sets else ()
     found = [{"name": name, "scores": _named(task, scores), "intervals": {}} for name, scores in simple]
     if job["model"] and sets:
         with prepared_run(cfg, task_type(cfg), Path(job["recipe"])) as run:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit import modalities
 from toolkit.api.batch import Prepared, Processor
 from toolkit.api.mesh import Mesh, mesh_of
-from toolkit.api.task import Task, state_of
+from toolkit.api.task import Task
 from toolkit.base.console import say, warn
 from toolkit.base.errors import ConfigError, DataError
 from toolkit.base.offline import PREPARED, read_fetched
@@ -85,7 +85,7 @@ def facts(cfg: Config, task: Task, rows: CheckedRows, data: Prepared) -> dict[st
     features = {"train": data.train, **{name: part.features for name, part in data.evals.items()}}
     sets = {f"{name} features": f"{len(part):,}" for name, part in features.items()}
     sources = {f"{name} rows": _of_table(table, cfg) for name, table in rows.tables.items()}
-    state = json.dumps(state_of(task), sort_keys=True, default=str)
+    state = json.dumps(task.state, sort_keys=True, default=str)
     return {**sources, **sets, STATE: _short(hashlib.sha256(state.encode()))}
 
 

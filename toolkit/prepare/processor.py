@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import modalities
 from toolkit.api.batch import Processor
-from toolkit.api.task import SupportsConfiguring, SupportsTrainingTexts, Task
+from toolkit.api.task import Task
 from toolkit.base.files import rust_errors_as_os_errors, written_folder
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.config.sections import Config
@@ -19,7 +17,6 @@ from toolkit.models.load import source_of
 from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:
-    import datasets
     from accelerate import Accelerator
     from transformers import PreTrainedConfig
 
@@ -50,7 +47,7 @@ def build_processor(
         source = str(RunFolder(output_dir).processor)
 
         def make() -> None:
-            texts = _training_texts(task, rows.splits["train"])
+            texts = task.training_texts(rows.splits["train"])
             processor = modality.new_processor(texts, config, task.options)
             with written_folder(Path(source)) as folder, rust_errors_as_os_errors():
                 processor.save_pretrained(folder)
@@ -70,14 +67,4 @@ def configure_model(config: PreTrainedConfig, task: Task, processor: Processor, 
         new: whether the model has no pretrained weights.
     """
     modalities.load(task.modality).configure(config, processor, new)
-    if isinstance(task, SupportsConfiguring):
-        task.configure(config)
-
-
-def _training_texts(task: Task, rows: datasets.Dataset) -> Iterator[str]:
-    """Yields the text for a new tokenizer: what the task selects, or all text columns that are not labels."""
-    if isinstance(task, SupportsTrainingTexts):
-        return task.training_texts(rows)
-    schema = task.schema()
-    names = [name for name, column in task.columns.items() if not column.label and name in schema]
-    return chain.from_iterable(rows[name] for name in names if getattr(schema[name], "dtype", None) == "string")
+    task.configure(config)

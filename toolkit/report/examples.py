@@ -9,7 +9,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from toolkit.api.batch import Record
-from toolkit.api.task import SupportsErrorRanking, Task, class_column
+from toolkit.api.task import Task
 
 SHOWN = 10
 
@@ -19,7 +19,7 @@ class Wrong:
     """A wrong prediction.
 
     Args:
-        error: size of the error, see `toolkit.api.task.SupportsErrorRanking.error`.
+        error: size of the error, see `toolkit.api.task.Task.error`.
         line: line in the file of predictions, from 1.
         record: the record on that line.
     """
@@ -36,7 +36,7 @@ class Worst:
         task: computes the error of a record.
     """
 
-    def __init__(self, task: SupportsErrorRanking) -> None:
+    def __init__(self, task: Task) -> None:
         self._task = task
         self._kept: list[Wrong] = []
 
@@ -78,8 +78,8 @@ class Examples:
 
     def see(self, line: int, record: Record) -> None:
         """Considers a record, given its line in the file of predictions."""
-        expected = self._task.describe(record).expected if class_column(self._task) is not None else None
-        wrong = isinstance(self._task, SupportsErrorRanking) and self._task.error(record) is not None
+        expected = self._task.describe(record).expected if self._task.class_column() is not None else None
+        wrong = self._task.error(record) is not None
         kept = self._kept[expected, wrong]
         if len(kept) < FEWEST:
             kept.append((line, record))

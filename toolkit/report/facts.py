@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.state import Milestones
-from toolkit.api.task import state_of
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError
 from toolkit.base.files import file_sha256, finite, kind_of, read_json, write_bytes, write_json, write_text
@@ -182,7 +181,7 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
         "num_rows": {split: len(part) for split, part in rows.splits.items()},
         "bad_rows": dict(rows.bad_rows),
         "labels": {split: dict(counts) for split, counts in rows.findings.labels.items()},
-        "task_state": state_of(run.task),
+        "task_state": run.task.state,
         "resolved": dict(run.resolved),
         "metric_for_best_model": run.best.name,
         "greater_is_better": run.best.greater_is_better,

@@ -16,7 +16,6 @@ import numpy as np
 from toolkit.api.batch import Record
 from toolkit.api.exhibits import Exhibits
 from toolkit.api.run import FitResult, Run
-from toolkit.api.task import SupportsErrorRanking, SupportsReport, SupportsSamples
 from toolkit.base.console import LOGGER, counted, print_lines, print_table, say, shorten
 from toolkit.base.errors import Interrupted, RunError, ToolkitError
 from toolkit.base.files import disk_problem, read_json, write_json, write_text, written_whole
@@ -317,7 +316,7 @@ def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
             write_predictions(evaluation.records, file)
             continue
         shown.examples = Examples(run.task)
-        shown.worst = Worst(run.task) if isinstance(run.task, SupportsErrorRanking) else None
+        shown.worst = Worst(run.task) if run.task.has("error") else None
         write_predictions(evaluation.records, file, shown.see)
 
 
@@ -327,15 +326,13 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _samples(run: Run) -> list[str]:
-    if not isinstance(run.task, SupportsSamples):
+    if not run.task.has("samples"):
         return []
     run.model.eval()
     return run.task.samples(run.model, run.processor)
 
 
 def _sections(run: Run, result: FitResult) -> list[Section]:
-    if not isinstance(run.task, SupportsReport):
-        return []
     return [
         part
         for name, evaluation in result.evaluations.items()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from toolkit.api.batch import Description, EvalData
 from toolkit.api.run import Evaluation, FitResult
-from toolkit.api.task import SupportsQuality, Task
+from toolkit.api.task import Task
 from toolkit.base.console import format_bytes, format_duration, format_value, shorten
 from toolkit.metrics.score import Quality, without_classes
 from toolkit.report.runs import MEASURED
@@ -156,6 +156,4 @@ def prefix_of(name: str) -> str:
 
 def quality_of(task: Task, evaluation: Evaluation, data: EvalData) -> Quality:
     """Returns how far the scores of an evaluation can be trusted; call it on the main process."""
-    if not isinstance(task, SupportsQuality):
-        return Quality()
     return task.quality(evaluation.records, evaluation.predictions, data)

@@ -11,7 +11,6 @@ from typing import Any
 
 from toolkit.api.batch import Record
 from toolkit.api.run import FitResult, Run
-from toolkit.api.task import SupportsThumbnails
 from toolkit.base.console import counted, format_bytes, format_duration, format_value, shorten
 from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
@@ -281,7 +280,7 @@ def _described(run: Run, line: int, record: Record) -> list[Any]:
     """Returns the cells of `DESCRIBED` for one line of the first set's predictions."""
     description = run.task.describe(record)
     rows = next(iter(run.data.evals.values())).rows
-    image = run.task.thumbnail(rows[line - 1]) if isinstance(run.task, SupportsThumbnails) else None
+    image = run.task.thumbnail(rows[line - 1])
     shown = shorten(description.input)
     expected = None if description.expected is None else shorten(description.expected)
     return [shown if image is None else Pictured(shown, image), shorten(description.prediction), expected]

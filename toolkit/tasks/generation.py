@@ -85,7 +85,7 @@ def continue_tokens(
 
 
 def script_name(causal: bool, answers: bool) -> str:
-    """Returns the template of a language model's script (see `SupportsScript`).
+    """Returns the template of a language model's script (see `Task.script`).
 
     Args:
         causal: whether the model is causal.

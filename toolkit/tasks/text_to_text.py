@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from toolkit.api.batch import IGNORE_INDEX, Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record
+from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
 
@@ -60,7 +61,7 @@ class TextToTextOptions:
         return []
 
 
-class TextToText(ABC):
+class TextToText(Task):
     """Base class of these tasks; see `toolkit.api.task.Task`.
 
     A recipe adds its `Options` (with those above), `columns`, `scores`, `best_metric`, `error_name` and the abstract
@@ -74,8 +75,8 @@ class TextToText(ABC):
     """Name of the column of the targets."""
 
     def __init__(self, cfg: Config) -> None:
-        self.cfg, self.options = cfg, cfg.task
-        self.state: dict[str, Any] = {"decoder_start_token_id": None}
+        super().__init__(cfg)
+        self.cfg, self.state = cfg, {"decoder_start_token_id": None}
 
     @abstractmethod
     def text_scores(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
@@ -100,11 +101,11 @@ class TextToText(ABC):
         return Features({self.source: Value("string"), self.target: Value("string")})
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
-        """See `SupportsTrainingTexts`."""
+        """See `Task.training_texts`."""
         return chain(rows[self.source], rows[self.target])
 
     def configure(self, config: PreTrainedConfig) -> None:
-        """See `SupportsConfiguring`."""
+        """See `Task.configure`."""
         self.state["decoder_start_token_id"] = getattr(config, "decoder_start_token_id", None)
 
     def preprocess(
@@ -182,7 +183,7 @@ class TextToText(ABC):
         return self.text_scores(*_texts(records)) | {"token_accuracy": accuracy}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
-        """See `SupportsQuality`."""
+        """See `Task.quality`."""
         return self.text_quality(*_texts(records))
 
     def baselines(
@@ -201,11 +202,11 @@ class TextToText(ABC):
         return {"copy of the source": str}
 
     def script(self) -> str:
-        """See `SupportsScript`."""
+        """See `Task.script`."""
         return "text_to_text"
 
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
-        """See `SupportsScript`."""
+        """See `Task.script_values`."""
         from toolkit.modalities import seq2seq
 
         options = self.options
@@ -224,7 +225,7 @@ class TextToText(ABC):
         return Description(record[self.source], record["prediction"], record["reference"])
 
     def error(self, record: Record) -> tuple[float, ...] | None:
-        """See `SupportsErrorRanking`."""
+        """See `Task.error`."""
         prediction, reference = record["prediction"], record["reference"]
         if reference is None or reference == prediction:
             return None

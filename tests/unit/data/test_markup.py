@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rows_task import RowsTask
 
 from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import hub_rows, read_rows
 from toolkit.data.table import given_table, load_table
 
 
-class Texts:
+class Texts(RowsTask):
     """Rows of a text and a label."""
-
-    options = None
-    modality = "text"
-    state: dict = {}  # noqa: RUF012
 
     @property
     def columns(self):

@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import pytest
+from rows_task import RowsTask
 
 from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
@@ -24,7 +25,7 @@ class Options:
 
 
 @dataclass
-class Reviews:
+class Reviews(RowsTask):
     options: Options = Options()
     state: dict[str, Any] = field(default_factory=dict)
     checked: int = 0
@@ -44,9 +45,7 @@ class Reviews:
         return row | {"text": row["text"].upper() if self.options.shout else row["text"]}
 
 
-class Questions:
-    options = None
-    state: dict[str, Any] = {}  # noqa: RUF012
+class Questions(RowsTask):
     columns = {  # noqa: RUF012
         "id": Column("its name", required=False),
         "question": Column("the question"),

@@ -28,7 +28,6 @@ from served import CASES, in_json, predicted, run_of
 from tolerances import float32_tolerance
 
 import toolkit
-from toolkit.api.task import answer
 from toolkit.base.errors import DataError, InputError
 from toolkit.commands.options import open_served
 from toolkit.data.readers.raw import Reading
@@ -91,7 +90,7 @@ def alone(run, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {name: {"bytes": value, "path": "a"} if isinstance(value, bytes) else value for name, value in row.items()}
         for row in rows
     ]
-    return [answer(run.task, record) for record in run.predict(given)]
+    return [run.task.answer(record) for record in run.predict(given)]
 
 
 def test_every_task_names_row_and_column_of_what_it_cannot_use(case):

@@ -14,7 +14,7 @@ import torch
 from toolkit.api.batch import IGNORE_INDEX, Batch, Kept, Processor, looked_up
 from toolkit.api.mesh import Mesh
 from toolkit.api.random import RowRandom
-from toolkit.api.task import SupportsFiles, SupportsMixing, Task
+from toolkit.api.task import Task
 from toolkit.data.batching.budget import Budget, lengths_of, training_budget
 from toolkit.data.batching.order import Order, WindowSampler, evaluation_batches
 from toolkit.data.batching.workers import WatchedLoader
@@ -43,8 +43,8 @@ def collate(
         kept: what the rows' files contain.
         rows: all training features, from which rows to mix others with are taken; None does not mix.
     """
-    mixes = rows is not None and random.training and isinstance(task, SupportsMixing) and task.mixes
-    if isinstance(task, SupportsFiles):
+    mixes = rows is not None and random.training and task.mixes
+    if task.has("compact"):
         if kept is not None:
             features = [row | {"decoded": _decoded(row, task, processor, random.training, kept)} for row in features]
         batch = (task.collate if mixes else task.compact)(features, processor, random)
@@ -52,7 +52,6 @@ def collate(
         batch = task.collate(features, processor, random)
     if mixes:
         assert rows is not None
-        assert isinstance(task, SupportsMixing)
         ids = [row["row_id"] for row in features]
         partners = rows.__getitems__([random.partner(row_id, len(rows)) for row_id in ids])
         others = collate(partners, task, processor, random, kept)
@@ -61,9 +60,7 @@ def collate(
     return batch
 
 
-def _decoded(
-    row: dict[str, Any], task: SupportsFiles, processor: Processor, training: bool, kept: Kept
-) -> np.ndarray | None:
+def _decoded(row: dict[str, Any], task: Task, processor: Processor, training: bool, kept: Kept) -> np.ndarray | None:
     return kept.decoded(row["row_id"], lambda: task.decoded(row, processor, training))
 
 

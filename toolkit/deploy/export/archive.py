@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from toolkit.api.task import SupportsScript
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import disk_problem, read_json, temporary_file, write_text
 from toolkit.base.run_folder import RunFolder
@@ -96,7 +95,7 @@ def export_zip(run_folder: Path, recipe: str | None, output: Path, trust_remote_
         RunError: if the zip cannot be written.
     """
     cfg, task = read_settings(run_folder, recipe)
-    if not isinstance(task, SupportsScript):
+    if not task.has("script"):
         raise InputError(f"toolkit export: {type(task).__name__} has no script that predicts without the toolkit")
     template = task.script()
     if cfg.model.peft.method != "none":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from toolkit.api.batch import EvalData, looked_up
-from toolkit.api.task import SupportsGraph, SupportsScript, Task
+from toolkit.api.task import Task
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError, RunError, ToolkitError
 from toolkit.base.files import disk_problem, read_json, write_json, write_text, written_folder
@@ -134,6 +134,11 @@ def export_folder(request: Request) -> Parity:
     if cfg.model.peft.method != "none" or chosen is None:
         refuse_unmergeable(cfg)
     if chosen is not None:
+        if task.has("forward"):
+            raise InputError(
+                f"--format {request.format}: {type(task).__name__} has its own forward pass, which no graph of the "
+                "model contains; use --format zip or the folder model/"
+            )
         chosen.check()
     template = _template(task) if chosen is not None else None
     rows = labelled_rows(cfg, task, request.run_folder, request.data, request.max_rows)
@@ -171,9 +176,9 @@ def _as_exported(cfg: Config, trust_remote_code: bool) -> Config:
 
 def _template(task: Task) -> str | None:
     """Returns the template of the script, or None if the task has no script."""
-    if isinstance(task, SupportsGraph):
-        return f"graph/{task.graph_script()}"
-    name = f"graph/{task.script()}" if isinstance(task, SupportsScript) else ""
+    if not task.has("script") and not task.has("graph_script"):
+        return None
+    name = f"graph/{task.graph_script()}"
     return name if (TEMPLATES / f"{name}{SUFFIX}").is_file() else None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.api.batch import Processor
-from toolkit.api.task import SupportsScript, Task
+from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.base.files import expanded, write_text
 from toolkit.config.messages import join
@@ -83,7 +83,6 @@ def _script(template: str, cfg: Config, task: Task, model: Any, processor: Proce
         loader=FileSystemLoader(TEMPLATES), trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
     environment.filters["literal"] = partial(json.dumps, ensure_ascii=False)
-    assert isinstance(task, SupportsScript)
     return environment.get_template(f"{template}{SUFFIX}").render(
         {**task.script_values(model, processor), **_dialect(cfg.data), **values},
         columns=columns_of_script(cfg, task),

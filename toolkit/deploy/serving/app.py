@@ -17,7 +17,6 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from toolkit.api.task import answer
 from toolkit.data.readers.raw import Reading
 from toolkit.deploy.serving.requests import Columns, Limits, Refusal, checked_table, rows_of_form, rows_of_json
 from toolkit.deploy.serving.schema import Served, health_schema, page, predict_schema
@@ -142,7 +141,7 @@ class Service:
             self._checkers, lambda: checked_table(read(), self.columns, self._reading)
         )
         records = await asyncio.wrap_future(self.worker.submit(table).done)
-        return [answer(self.run.task, record) for record in records]
+        return [self.run.task.answer(record) for record in records]
 
 
 def application(service: Service) -> FastAPI:

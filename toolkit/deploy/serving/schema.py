@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.api.task import Task, answer_columns
+from toolkit.api.task import Task
 from toolkit.deploy.serving.requests import Columns, Limits
 from toolkit.document.blocks import Block, Code, Section, Table, Text
 from toolkit.document.render import render_html as render
@@ -65,7 +65,7 @@ class Served:
 
 def predict_schema(served: Served) -> dict[str, Any]:
     """Returns the parameters of the route of `POST /predict`."""
-    names = answer_columns(served.task)
+    names = served.task.answer_columns
     answers = {"type": "array", "items": _object({name: _described(MEANINGS.get(name, "")) for name in names})}
     errors = {status: {"description": text, "content": _json(_error())} for status, text in STATUSES.items()}
     return {
@@ -186,7 +186,7 @@ def _request(served: Served) -> list[Block]:
 
 
 def _answer(served: Served) -> list[Block]:
-    names = answer_columns(served.task)
+    names = served.task.answer_columns
     return [
         Text("The answer is an object whose predictions have the order of the rows. Each has these values:"),
         _table(["value", "meaning"], *([name, MEANINGS.get(name, "a value of this task")] for name in names)),

@@ -121,7 +121,7 @@ class CompressionError(Callback):
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         seed_all(run.cfg.seed, context.state.step, run.mesh.data_rank)
         with kept_buffers(model), exact_activations() if exact else nullcontext():
-            loss = run.task.loss_sum(model(**batch["inputs"]), batch)
+            loss = run.task.loss_sum(run.task.forward(model, batch), batch)
             # Not `backward`, which would add to the gradient of the step, and exchange it.
             found = torch.autograd.grad(loss, trained, allow_unused=True)
         return [part for part in found if part is not None]

@@ -8,7 +8,6 @@ from typing import Any
 from safetensors.torch import load_model, save_model
 
 from toolkit.api.batch import Predictions
-from toolkit.api.task import SupportsEnsembling
 from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.console import warn
 from toolkit.base.files import file_sha256, temporary_file
@@ -73,7 +72,6 @@ class Snapshots(Callback):
                 parts.append(predict(run, model, data, f"snapshot {step}", context.beat, context.is_stopping)[0])
         finally:
             model.load_state_dict(final)
-        assert isinstance(run.task, SupportsEnsembling)
         average = run.task.average
 
         def score() -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.api.batch import EvalData, Predictions
-from toolkit.api.task import SupportsPacking, Task
+from toolkit.api.task import Task
 from toolkit.metrics.intervals import resamples
 
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ def resampled(task: Task, predictions: Predictions, data: EvalData, count: int) 
         data: the evaluation set.
         count: number of sets; fewer are drawn after `TIME_LIMIT_SECONDS`.
     """
-    regroups = isinstance(task, SupportsPacking)
+    regroups = task.has("regroup")
     records = [] if regroups else list(task.decode(predictions, data))
     fetched: dict[str, list[Any]] = {}
     units = np.arange(len(data.features)) if regroups else np.asarray(data.features["example"][:])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.api.batch import Record
-from toolkit.api.task import SupportsErrorRanking, Task
+from toolkit.api.task import Task
 from toolkit.base.console import counted, shorten
 from toolkit.base.errors import InputError
 from toolkit.base.files import read_json
@@ -259,7 +259,7 @@ def _of_answers(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[st
 
 def _ranked(found: Predicted) -> Iterator[Finding]:
     """Yields the rows with the largest errors: generated texts have no probabilities of other labels."""
-    if not isinstance(found.task, SupportsErrorRanking):
+    if not found.task.has("error"):
         return
     errors = [(error, place) for place, record in enumerate(found.records) if (error := found.task.error(record))]
     worst = sorted(errors, key=lambda each: [-number for number in each[0]])[:MOST_RANKED]

@@ -81,10 +81,8 @@ def text_columns(task: Task) -> list[str]:
     """Returns the columns with texts, those of the labels included."""
     import datasets
 
-    from toolkit.api.task import SupportsLabels
-
     used, schema = used_columns(task), task.schema()
-    named = isinstance(task, SupportsLabels)
+    named = task.has("label_counts")
     found = [name for name in input_columns(task) if not used[name].file]
     targets = [
         name for name in schema

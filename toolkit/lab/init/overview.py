@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.task import SupportsPacking, Task, limits_of
+from toolkit.api.task import Task, limits_of
 from toolkit.base.console import shorten
 from toolkit.config.keys import to_yaml
 from toolkit.config.sections import Config
@@ -213,7 +213,7 @@ def limit_of(task: Task, column: str, texts: Sequence[str]) -> str | None:
     """
     limits = limits_of(task.options)
     sides = {getattr(task, side, None): side for side in ("source", "target")}  # of sequence-to-sequence tasks
-    alone = len(texts) == 1 and not isinstance(task, SupportsPacking)
+    alone = len(texts) == 1 and not task.has("regroup")
     return limits.get(column) or limits.get(sides.get(column, "input" if alone else ""))
 
 

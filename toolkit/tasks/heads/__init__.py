@@ -44,7 +44,7 @@ class Head(Protocol):
 
     @property
     def answer_columns(self) -> Sequence[str]:
-        """See `toolkit.api.task.SupportsAnswers`."""
+        """See `toolkit.api.task.Task.answer_columns`."""
 
     def feature(self) -> Any:
         """Returns the Arrow type of a checked label."""
@@ -67,7 +67,7 @@ class Head(Protocol):
         """Returns the number of checked labels with each name, in the order of ids; empty for numbers."""
 
     def notes(self, counts: Mapping[str, int]) -> list[str]:
-        """See `toolkit.api.task.SupportsLabels.label_notes`."""
+        """See `toolkit.api.task.Task.label_notes`."""
 
     def configure(self, config: PreTrainedConfig) -> None:
         """Writes names and problem type into the model's configuration."""
@@ -100,16 +100,16 @@ class Head(Protocol):
         """Returns the record of one row with `label`, `prediction` and more, from its scores `[N]`."""
 
     def answer(self, record: Record) -> dict[str, Any]:
-        """See `toolkit.api.task.SupportsAnswers.answer`."""
+        """See `toolkit.api.task.Task.answer`."""
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         """Returns a record's prediction and label as text; the label is None if unknown."""
 
     def error(self, record: Record) -> tuple[float, ...] | None:
-        """See `toolkit.api.task.SupportsErrorRanking.error`."""
+        """See `toolkit.api.task.Task.error`."""
 
     def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[Section]:
-        """See `toolkit.api.task.SupportsReport.report_sections`."""
+        """See `toolkit.api.task.Task.report_sections`."""
 
 
 HEADS: dict[str, type[Head]] = {

@@ -1,0 +1,292 @@
+"""Classification and regression of text, images and audio.
+
+accelerate launch recipes/reviews.py --config recipes/configs/reviews/smoke.yaml [section.key=value ...]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from toolkit.config.column import Column
+from toolkit.config.rule import unused_options
+from toolkit.tasks.label_names import map_problems
+
+from toolkit import modalities
+from toolkit.api.task import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
+from toolkit.config.sections import STRICT, Config
+from toolkit.main import main
+from toolkit.metrics.score import Score
+from toolkit.modalities.options import AudioOptions, ImageOptions
+from toolkit.tasks.records import LazyRecords
+
+if TYPE_CHECKING:
+    import datasets
+    import numpy as np
+    from toolkit.metrics.quality import Quality
+    from torch import Tensor, nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from toolkit.api.modality import InputModality
+    from toolkit.api.random import RowRandom
+    from toolkit.document.blocks import Section
+    from toolkit.tasks.heads import Head
+
+MODALITY_SETTINGS = {"max_length": ("text",), "image": ("image",), "audio": ("audio",)}
+"""Settings that only one modality uses."""
+PROBLEM_SETTINGS = {
+    "class_weights": ("single_label_classification",),
+    "label_smoothing_factor": ("single_label_classification", "multi_label_classification"),
+    "focal_gamma": ("single_label_classification", "multi_label_classification"),
+    "label_map": ("single_label_classification", "multi_label_classification"),
+    "label_separator": ("multi_label_classification", "regression"),
+    "scale_targets": ("regression",),
+}
+"""Settings that only some problem types use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviewsOptions:
+    """Options of the input, the labels and the loss."""
+
+    __pydantic_config__ = STRICT
+
+    modality: Literal["text", "image", "audio"] = "text"
+    """Modality of the input."""
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = (
+        "single_label_classification"
+    )
+    """Type of prediction: one class, any number of labels, or one or several numbers."""
+    max_length: Annotated[int, Field(ge=8)] = 256
+    """Maximum number of tokens per text; longer texts are truncated, and their number is reported."""
+    labels: list[str] | None = None
+    """Label names in the order of their ids (for regression: names of the targets); null uses those of the training
+    rows, sorted. Rows with other labels are bad rows."""
+    label_map: dict[str, str | None] = field(default_factory=dict)
+    """Maps labels as in the file to names, for instance `{1: negative, 2: negative, 3: neutral}`; equal numbers match
+    (`1` and `1.0`). Rows whose label is mapped to null are skipped and counted. Labels that are not listed keep their
+    names, and are named when the run starts."""
+    label_separator: Annotated[str, Field(min_length=1)] = ","
+    """Separator of labels or numbers in text (CSV); the separator alone marks a row without labels."""
+    scale_targets: bool = False
+    """Learn numbers in units of their standard deviation, from their mean, both of the training rows (regression). The
+    loss is in these units; predictions, scores and the exported script are in that of the labels."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """`balanced` weights each class by rows / (classes x rows of the class), as in scikit-learn, and divides the loss
+    by the sum of the weights."""
+    label_smoothing_factor: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Part of each label's probability that is distributed evenly over all classes."""
+    focal_gamma: Annotated[float, Field(ge=0)] = 0.0
+    """Exponent of the focal loss, which reduces the weight of confident predictions; 0 is cross entropy."""
+    image: ImageOptions = field(default_factory=ImageOptions)
+    """Options for reading and augmenting images."""
+    audio: AudioOptions = field(default_factory=AudioOptions)
+    """Options for reading and augmenting audio."""
+
+    @property
+    def limits(self) -> dict[str, str]:
+        """Names of the options that limit inputs; see `toolkit.api.task.limits_of`."""
+        return {"input": "max_length"} if self.modality == "text" else {}
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong in combination."""
+        least = 2 if self.problem_type == "single_label_classification" else 1
+        found = []
+        if self.labels is not None and (len(set(self.labels)) != len(self.labels) or len(self.labels) < least):
+            several = "at least two different names" if least == 2 else "different names"
+            found.append(f"task.labels: received {self.labels}, expected {several}")
+        found += map_problems(self.labels, self.label_map)
+        found += unused_options(self, "modality", MODALITY_SETTINGS)
+        return found + unused_options(self, "problem_type", PROBLEM_SETTINGS)
+
+
+def _input(name: str, help: str) -> Column:
+    used: Callable[[Any], bool] = lambda options: options is None or options.modality == name  # noqa: E731
+    return Column(help, file=name != "text", used=used)
+
+
+def _parts(batch: Batch) -> list[tuple[Any, ...]]:
+    """Returns the labels of a batch; for mixtures, those of both rows, each with its share `[B]`."""
+    if "extra" not in batch:
+        return [(batch["labels"],)]
+    shares, others = batch["extra"]["shares"], batch["extra"]["other_labels"]
+    return [(batch["labels"], shares), (others, 1 - shares)]
+
+
+class Reviews:
+    """Classification and regression of text, images and audio; see `toolkit.api.task.Task`."""
+
+    Options: ClassVar[type] = ReviewsOptions
+    columns: ClassVar[Mapping[str, Column]] = {
+        "text": _input("text", "the review"),
+        "image": _input("image", "the image's file"),
+        "audio": _input("audio", "the audio file"),
+        "label": Column("the name of its class, its labels or its numbers", label=True),
+    }
+
+    def __init__(self, cfg: Config) -> None:
+        from toolkit.tasks.heads import HEADS
+
+        self.options: ReviewsOptions = cfg.task
+        self.modality: str = self.options.modality
+        self.head: Head = HEADS[self.options.problem_type](self.options)
+        self.state, self.best_metric, self.error_name = self.head.state, self.head.best_metric, self.head.error_name
+        self.answer_columns = self.head.answer_columns
+
+    @property
+    def scores(self) -> Sequence[Score]:
+        return self.head.scores
+
+    @property
+    def inputs(self) -> InputModality:
+        """The modality's functions; not stored, because modules cannot be pickled for data loader workers."""
+        return modalities.load_input(self.modality)
+
+    def auto_model(self, config: PreTrainedConfig) -> str:
+        return self.inputs.auto_model(config)
+
+    def schema(self) -> datasets.Features:
+        from datasets import Features
+
+        return Features({self.modality: self.inputs.feature(), "label": self.head.feature()})
+
+    def check_row(self, row: Row, labelled: bool) -> Row:
+        # The label first: decoding an image takes longer.
+        label = self.head.check(row["label"]) if labelled else None
+        return {self.modality: self.inputs.check(row[self.modality], self.options), "label": label}
+
+    def learn(self, rows: datasets.Dataset) -> None:
+        self.head.learn(rows["label"][:])
+
+    def label_counts(self, rows: datasets.Dataset) -> dict[str, int]:
+        return self.head.counts(rows["label"][:])
+
+    def label_notes(self, counts: Mapping[str, int]) -> list[str]:
+        return self.head.notes(counts)
+
+    def class_column(self) -> str | None:
+        return "label" if self.head.has_classes else None
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        self.head.configure(config)
+
+    def preprocess(
+        self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
+    ) -> dict[str, list[Any]]:
+        targets = [self.head.target(label if labelled else None) for label in rows["label"]]
+        return self.inputs.preprocess(rows[self.modality], processor, self.options) | {"label": targets}
+
+    def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
+        return {
+            "inputs": self.inputs.collate(features, processor, self.options, random),
+            "labels": self._labels(features),
+        }
+
+    def compact(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
+        inputs, tables = self.inputs.compact(features, processor, self.options, random)
+        batch: Batch = {"inputs": inputs, "labels": self._labels(features)}
+        return {**batch, "tables": tables} if tables else batch
+
+    @property
+    def mixes(self) -> bool:
+        from toolkit.modalities.mixing import mixes
+
+        return self.modality == "image" and mixes(self.options.image)
+
+    def mix(self, batch: Batch, others: Batch, row_ids: Sequence[int], random: RowRandom) -> Batch:
+        import torch
+
+        from toolkit.modalities.mixing import mixed
+
+        pixels, shares = (batch["inputs"]["pixel_values"], others["inputs"]["pixel_values"]), []
+        images = []
+        for row_id, image, other in zip(row_ids, *pixels, strict=True):
+            mixture, share = mixed(image, other, self.options.image, random.mixing(row_id))
+            images.append(mixture)
+            shares.append(share)
+        extra = {"shares": torch.tensor(shares, dtype=torch.float64), "other_labels": others["labels"]}
+        return {**batch, "inputs": {**batch["inputs"], "pixel_values": torch.stack(images)}, "extra": extra}
+
+    def _labels(self, features: list[dict[str, Any]]) -> Tensor:
+        import torch
+
+        return torch.tensor([row["label"] for row in features])
+
+    def decoded(self, row: dict[str, Any], processor: Processor, training: bool) -> np.ndarray | None:
+        return self.inputs.decoded(row, processor, self.options, training)
+
+    def count_items(self, batch: Batch) -> Tensor:
+        return reduce(add, [self.head.count_items(*part) for part in _parts(batch)])
+
+    def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
+        return reduce(add, [self.head.loss_sum(outputs.logits, *part) for part in _parts(batch)])
+
+    def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
+        return {"scores": self.head.predict(outputs.logits)}
+
+    def average(self, predictions: Sequence[Predictions]) -> Predictions:
+        import numpy as np
+
+        return {"scores": np.mean([each["scores"] for each in predictions], axis=0)}
+
+    def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
+        def records() -> Iterator[Record]:
+            for row, scores in zip(data.rows, predictions["scores"], strict=True):
+                yield {self.modality: self.inputs.shown(row[self.modality]), **self.head.record(scores, row["label"])}
+
+        return LazyRecords(records)
+
+    def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
+        import numpy as np
+
+        return self.head.metrics(predictions["scores"], np.asarray(data.features["label"][:]))
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return self.head.answer(record)
+
+    def script(self) -> str:
+        return f"{self.modality}_classification"
+
+    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        numbers = self.state["labels"] if self.options.problem_type == "regression" else []
+        answers = ["prediction", "score"] if self.head.has_classes else ["prediction"]
+        several = [f"prediction_{name}" for name in numbers] if len(numbers) > 1 else answers
+        scales = self.state.get("scales") or {}
+        return {"single": self.head.has_classes, "numbers": numbers, "answers": several, "scales": scales}
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        import numpy as np
+
+        return self.head.quality(predictions["scores"], np.asarray(data.features["label"][:]))
+
+    def baselines(
+        self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]
+    ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
+        from toolkit.tasks.baselines import of_head
+
+        return of_head(self.head, "text" if self.modality == "text" else None, train, sets)
+
+    def describe(self, record: Record) -> Description:
+        return Description(record[self.modality], *self.head.describe(record))
+
+    def thumbnail(self, row: Row) -> bytes | None:
+        return self.inputs.thumbnail(row[self.modality], self.options)
+
+    def error(self, record: Record) -> tuple[float, ...] | None:
+        return self.head.error(record)
+
+    def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[Section]:
+        import numpy as np
+
+        return self.head.report_sections(name, predictions["scores"], np.asarray(data.features["label"][:]), folder)
+
+
+TASK = Reviews
+
+if __name__ == "__main__":
+    main(TASK)
