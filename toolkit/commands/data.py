@@ -52,8 +52,6 @@ def run_data(arguments: argparse.Namespace) -> None:
         InputError: if an option belongs to the other action, or the dataset, folder or file does not exist.
         ToolkitError: if a dataset cannot be downloaded or converted.
     """
-    from toolkit.base.errors import InputError
-
     others = {"show": ("output_dir", "mirror"), "get": ("config", "overrides")}[arguments.action]
     if given := [name for name in others if getattr(arguments, name)]:
         other = "get" if arguments.action == "show" else "show"
@@ -63,7 +61,6 @@ def run_data(arguments: argparse.Namespace) -> None:
 
 
 def _get(arguments: argparse.Namespace) -> None:
-    from toolkit.base.errors import InputError
     from toolkit.catalog.get import get_dataset
     from toolkit.config.messages import did_you_mean, join
 
@@ -183,8 +180,8 @@ def run_fetch(arguments: argparse.Namespace) -> None:
         RunError: if the folder cannot be written.
     """
     from toolkit.base.console import quiet_libraries
-    from toolkit.base.errors import InputError, RunError
-    from toolkit.base.files import expanded, why
+    from toolkit.base.errors import RunError
+    from toolkit.base.files import why
     from toolkit.checkpoint.output_folder import OutputLock
     from toolkit.lab.fetch import Target
 
@@ -219,7 +216,6 @@ def _fetch(target: Target, cfg: Config, task: Task) -> None:
     """Writes everything that a run reads, except prepared rows."""
     from dataclasses import replace
 
-    from toolkit.base.errors import InputError
     from toolkit.base.offline import MODEL, Source
     from toolkit.lab.fetch import MODEL_FOLDER, commit_of, fetch_dataset, fetch_files, model_file_names, model_source
 

@@ -283,7 +283,6 @@ def _with_policy(overrides: Sequence[str], bad_rows: str | None) -> list[str]:
     Raises:
         InputError: if `data.bad_rows` is among them as well.
     """
-    from toolkit.base.errors import InputError
     from toolkit.config.sections import DataConfig
 
     if bad_rows is None:
@@ -308,7 +307,6 @@ def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tupl
     Raises:
         ToolkitError: if an argument is wrong, a library is missing, or the run cannot be opened.
     """
-    from toolkit.base.files import expanded
     from toolkit.deploy.serving.server import bound, require_libraries
     from toolkit.system.launcher import refuse_launcher
 

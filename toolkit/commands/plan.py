@@ -286,8 +286,7 @@ def run_preflight(arguments: argparse.Namespace) -> None:
     """
     options.find(arguments)
     from toolkit.base.console import quiet_libraries
-    from toolkit.base.errors import InputError
-    from toolkit.recipe import load_settings, load_task_type, validate
+    from toolkit.recipe import load_task_type, validate
 
     task_type = load_task_type(arguments.recipe)
     quiet_libraries()

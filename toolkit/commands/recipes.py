@@ -107,7 +107,6 @@ def run_cp(arguments: argparse.Namespace) -> None:
         InputError: if there is no such recipe, or the folder exists already.
         RunError: if the folder cannot be written.
     """
-    import shlex
     import shutil
 
     from toolkit.base.errors import InputError, RunError

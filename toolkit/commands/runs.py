@@ -56,7 +56,6 @@ def run_runs(arguments: argparse.Namespace) -> None:
         InputError: if there are no runs, or an option names what they do not have, or a file cannot be written.
     """
     from toolkit.base.console import say
-    from toolkit.base.errors import InputError
     from toolkit.lab.board import chosen, entry_of, refuse_unknown
     from toolkit.report.runs import find_records, repeats
 

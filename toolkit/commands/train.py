@@ -87,7 +87,7 @@ def run_train(arguments: argparse.Namespace) -> None:
         sys.exit(code if code >= 0 else 1)
 
     from toolkit.main import run_recipe
-    from toolkit.recipe import config_file, load_task_type, recipe_file
+    from toolkit.recipe import config_file, recipe_file
 
     recipe = recipe_file(arguments.recipe)
     config: Path | dict[str, Any] = config_file(recipe, arguments.config) if arguments.config else {}
@@ -274,7 +274,6 @@ def _job(arguments: argparse.Namespace) -> Job:
     from toolkit.base.package import shipped_root, shortest
     from toolkit.checks.run import size_problems
     from toolkit.lab.slurm import Job, cores_of
-    from toolkit.recipe import load_settings, load_task_type, validate
 
     recipe, config = arguments.recipe, arguments.config
     options.find(arguments)

@@ -130,8 +130,6 @@ def refuse_unmergeable(cfg: Config) -> None:
     Raises:
         InputError: with the reason.
     """
-    from toolkit.base.errors import InputError
-
     reasons = {
         "none": "it trained the full model, which is in its folder model/",
         "prompt_tuning": "virtual tokens are inputs, not weights; load its folder model/ with peft",
@@ -152,7 +150,6 @@ def write_merged(run: TrainedRun, folder: Path) -> None:
 
 def reloaded(run: TrainedRun, folder: Path) -> PreTrainedModel:
     """Loads a model of a run with transformers alone, as users will, in float32."""
-    import torch
     import transformers
 
     auto_class = getattr(transformers, run.task.auto_model(run.accelerator.unwrap_model(run.model).config))
