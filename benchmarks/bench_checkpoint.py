@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import texts
 from pairs import Side, calling, compared, interleave, parser, read_options, write
 
-if TYPE_CHECKING:
-    from torch import nn
+from toolkit.api.training import Callback
 
-    from toolkit.api.batch import Batch
+if TYPE_CHECKING:
+    pass
 
 BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12}
 """BERT-base, whose vocabulary makes it 109 million parameters."""
@@ -35,18 +35,15 @@ EVERY = 8
 """Steps between two checkpoints."""
 
 
-class Waits:
-    """Times steps, and what training waits for checkpoints in them; a `toolkit.api.run.Observer`."""
+class Waits(Callback):
+    """Times steps, and what training waits for checkpoints in them."""
 
     def __init__(self) -> None:
         self.waited: dict[int, float] = {}
         self.in_flight: set[int] = set()
         self.ends = [time.perf_counter()]
 
-    def gradient(self, step: int, model: nn.Module) -> None:
-        """Does nothing."""
-
-    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+    def after_step(self, record: Mapping[str, float]) -> None:
         """Notes the end of a step."""
         self.ends.append(time.perf_counter())
 

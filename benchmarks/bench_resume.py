@@ -15,7 +15,7 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -23,33 +23,30 @@ from unittest.mock import patch
 from bench_start import median_and_range, seconds_to_step
 from pairs import ROOT, calling, parser, read_options, run, write
 
-if TYPE_CHECKING:
-    from torch import nn
+from toolkit.api.training import Callback
 
-    from toolkit.api.batch import Batch
+if TYPE_CHECKING:
+    pass
 
 PART = 0.9
 CONFIG = "recipes/configs/reviews/smoke.yaml"
 WORDS = ("good", "bad", "fine", "poor", "nice", "dull", "quick", "slow", "book", "film", "phone", "meal", "very", "not")
 
 
-class StopAfter:
-    """Ends a run before the update after a step; a `toolkit.api.run.Observer`."""
+class StopAfter(Callback):
+    """Ends a run before the update after a step."""
 
     def __init__(self, last: int) -> None:
         self.last = last
 
-    def gradient(self, step: int, model: nn.Module) -> None:
+    def before_update(self) -> None:
         """Ends the run once the last step is over.
 
         Raises:
             ReachedError: then.
         """
-        if step > self.last:
+        if self.training.state.step >= self.last:
             raise ReachedError
-
-    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
-        """Does nothing."""
 
 
 class ReachedError(Exception):

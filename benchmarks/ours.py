@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pairs import ROOT, Clock, Side, calling
 
-if TYPE_CHECKING:
-    from torch import nn
+from toolkit.api.training import Callback
 
-    from toolkit.api.batch import Batch
+if TYPE_CHECKING:
+    pass
 
 STEPS_ONLY = ("checkpoint.save_steps=null", "eval.eval_steps=null", "data.validation_split=0")
 """Only steps: no evaluation, no checkpoints."""
@@ -25,17 +25,14 @@ def no_waste(max_tokens: int | None = None) -> list[str]:
     return ["train.unpadded=true", "train.fast_dropout=auto", *budget]
 
 
-class Steps:
-    """Times each step and keeps its mean loss; a `toolkit.api.run.Observer`."""
+class Steps(Callback):
+    """Times each step and keeps its mean loss."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.losses: list[float] = []
 
-    def gradient(self, step: int, model: nn.Module) -> None:
-        """Does nothing."""
-
-    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+    def after_step(self, record: Mapping[str, float]) -> None:
         """Notes a step."""
         self.clock.tick()
         self.losses.append(record["loss_sum"] / record["num_items"])

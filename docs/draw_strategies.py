@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.api.mesh import Mesh
+from toolkit.api.training import Callback
 from toolkit.document.svg import WIDTH, Drawing, coloured, sheet, text
 
 HERE = Path(__file__).resolve().parent
@@ -79,17 +80,15 @@ Parts = dict[str, list[list[list[int]]]]
 
 
 @dataclass
-class Gradients:
+class Gradients(Callback):
     """Observes which parts of the gradients a process has before its update."""
 
     parts: Parts = field(default_factory=dict)
 
-    def gradient(self, step: int, model: Any) -> None:
+    def before_update(self) -> None:
         """Notes the parts of all matrices."""
-        self.parts = parts_of((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
-
-    def step(self, *_: Any) -> None:
-        """Notes nothing."""
+        parameters = self.training.bare_model.named_parameters()
+        self.parts = parts_of((name, p.grad) for name, p in parameters if p.grad is not None)
 
 
 def parts_of(tensors: Iterable[tuple[str, Any]]) -> Parts:
@@ -114,8 +113,8 @@ def train(output: Path, overrides: Sequence[str]) -> None:
 
     task_type, gradients = load_task_type(RECIPE), Gradients()
     cfg = load_settings(task_type, CONFIG, [*SETTINGS, *overrides, f"output_dir={output / 'run'}"]).config
-    with prepared_run(cfg, task_type(cfg), RECIPE, gradients) as run:
-        fit(run)
+    with prepared_run(cfg, task_type(cfg), RECIPE) as run:
+        fit(run, [gradients])
         state, _ = run.strategy.own_optimizer()
         moments = ((name.removesuffix("::exp_avg"), value) for name, value in state.items() if "::exp_avg" in name)
         own = {

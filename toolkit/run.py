@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.api.mesh import Mesh, mesh_of
-from toolkit.api.run import ASYNC_SAVE, FIRST_TRY, FitResult, Observer, Retry, Run, best_metric
+from toolkit.api.run import ASYNC_SAVE, FIRST_TRY, FitResult, Retry, Run, best_metric
 from toolkit.api.state import Milestones
 from toolkit.api.task import Task
+from toolkit.api.training import Callback
 from toolkit.base.cli_errors import leave_group
 from toolkit.base.console import quiet_libraries
 from toolkit.base.processes import die_with_launcher
@@ -50,7 +51,7 @@ def run(
     cfg: Config,
     task: Task,
     recipe: Path,
-    observer: Observer | None = None,
+    observers: Sequence[Callback] = (),
     ends_process: bool = False,
     float64: bool = False,
 ) -> FitResult:
@@ -60,7 +61,7 @@ def run(
         cfg: resolved configuration.
         task: the recipe's task.
         recipe: the recipe's file, recorded so that `toolkit predict` can find it.
-        observer: called during training, or None.
+        observers: callbacks that see the training without changing it.
         ends_process: whether the process ends after this call. Other processes then leave the process group after
             training and only the main process writes the results; otherwise they wait for it.
         float64: whether to compute in float64, to compare runs more precisely than float32 allows.
@@ -71,8 +72,8 @@ def run(
     Raises:
         ToolkitError: if the run cannot start or fails, with a message for the user and an exit code.
     """
-    work = partial(fit_and_report, ends_process=ends_process)
-    with fitted(cfg, partial(prepared_run, cfg, task, recipe, observer, float64=float64), work) as (_, result):
+    work = partial(fit_and_report, observers=observers, ends_process=ends_process)
+    with fitted(cfg, partial(prepared_run, cfg, task, recipe, float64=float64), work) as (_, result):
         return result
 
 
@@ -118,11 +119,12 @@ def _attempt(
     return run, work(run)
 
 
-def fit_and_report(run: Run, ends_process: bool) -> FitResult:
+def fit_and_report(run: Run, observers: Sequence[Callback], ends_process: bool) -> FitResult:
     """Trains a prepared run and writes its results on the main process.
 
     Args:
         run: the prepared run.
+        observers: as for `run`.
         ends_process: as for `run`.
 
     Returns:
@@ -133,7 +135,7 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
     """
     advice = "Finish it with checkpoint.resume=auto." if run.cfg.checkpoint.save_steps is not None else ""
     with DeferredStop(advice) as stop, closing(run.trackers):
-        result = fit(run)
+        result = fit(run, observers)
         run = replace(run, model=run.strategy.complete_model(partial(collected, run.output_dir)))
         result = replace(result, quality=on_main(run.accelerator, qualities, run, result))
         result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
@@ -151,7 +153,6 @@ def prepared_run(
     cfg: Config,
     task: Task,
     recipe: Path,
-    observer: Observer | None = None,
     skip: Mapping[Path, str] = NOTHING,
     float64: bool = False,
     retry: Retry = FIRST_TRY,
@@ -162,7 +163,6 @@ def prepared_run(
         cfg: resolved configuration.
         task: the recipe's task.
         recipe: the recipe's file.
-        observer: called during training, or None.
         skip: folders of damaged checkpoints, and the reasons.
         float64: whether to compute in float64.
         retry: what is known from before the run went back to a checkpoint.
@@ -192,7 +192,7 @@ def prepared_run(
             run = Run(
                 cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
                 data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
-                memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
+                memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task),
                 system=system, retry=retry, resolved=inputs.resolved, trackers=RunTrackers(cfg, claimed.output_dir),
                 record=partial(write_start, rows=inputs.rows, recipe=recipe, milestones=milestones),
             )  # fmt: skip

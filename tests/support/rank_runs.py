@@ -20,6 +20,7 @@ from runs import train
 from torch import Tensor, nn
 
 import toolkit.models.build
+from toolkit.api.training import Callback
 from toolkit.base.shards import local_bytes
 from toolkit.distributed.stop import StopSignal
 from toolkit.engine.training import Session
@@ -44,7 +45,7 @@ DROPPED = 0.3
 
 
 @dataclass
-class Held:
+class Held(Callback):
     """Bytes that a process holds; an observer of its run.
 
     Args:
@@ -61,13 +62,11 @@ class Held:
     in_window: int = 0
     phases: dict[str, float] = field(default_factory=dict)
 
-    def gradient(self, step: int, model: nn.Module) -> None:
+    def before_update(self) -> None:
         """Counts parameters and gradients."""
+        model = self.training.bare_model
         self.parameters = held(model.parameters())
         self.gradients = held(p.grad for p in model.parameters() if p.grad is not None)
-
-    def step(self, *_: Any) -> None:
-        """Counts nothing."""
 
 
 def held(tensors: Iterable[Tensor]) -> int:
@@ -118,22 +117,15 @@ def dropped(output: Path, strategy: str) -> dict[str, Any]:
     return {"elements": common, "kept": float(found.double().mean()), "agreeing": agreeing}
 
 
-class Statistics:
+class Statistics(Callback):
     """Collects the running statistics of a batch norm at each evaluation; an observer of a run."""
 
     def __init__(self) -> None:
         self.own: list[list[float]] = []
 
-    def gradient(self, step: int, model: nn.Module) -> None:
-        """Keeps the model."""
-        self.model = model
-
-    def step(self, *_: Any) -> None:
-        """Collects nothing."""
-
-    def evaluated(self, step: int, metrics: Any) -> None:
+    def on_evaluated(self, metrics: Any) -> None:
         """Collects the means of all processes."""
-        self.own.append(self.model.classifier[0].running_mean.tolist())
+        self.own.append(self.training.bare_model.classifier[0].running_mean.tolist())
 
 
 def statistics(output: Path, strategy: str) -> list[list[float]]:

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from tolerances import FLOAT64
 
 import toolkit.run
-from toolkit.api.run import FitResult, Observer
+from toolkit.api.run import FitResult
+from toolkit.api.training import Callback
 from toolkit.base.errors import InputError
 from toolkit.recipe import load_settings, load_task_type
 
@@ -48,7 +49,7 @@ def train(
     double: bool = False,
     sizes: tuple[str, ...] | None = None,
     predict_memory: bool = False,
-    observer: Observer | None = None,
+    observer: Callback | None = None,
 ) -> FitResult:
     """Runs a configuration of the recipes with `TINY` (or its `SIZES`) and further overrides.
 
@@ -77,13 +78,13 @@ def train_recipe(
     *overrides: str,
     double: bool = False,
     predict_memory: bool = False,
-    observer: Observer | None = None,
+    observer: Callback | None = None,
 ) -> FitResult:
     """Runs a recipe with a configuration, a file or its sections, and overrides; other arguments as for `train`."""
     task_type = load_task_type(recipe)
     cfg = load_settings(task_type, config, overrides).config
     with nullcontext() if predict_memory else _no_prediction():
-        result = toolkit.run.run(cfg, task_type(cfg), recipe, observer, float64=double)
+        result = toolkit.run.run(cfg, task_type(cfg), recipe, () if observer is None else (observer,), float64=double)
     _keep_imported()
     return result
 

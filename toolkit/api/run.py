@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
-from toolkit.api.batch import Batch, Predictions, Prepared, Processor, Record
+from toolkit.api.batch import Predictions, Prepared, Processor, Record
 from toolkit.api.exhibits import Trackers
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Strategy
@@ -20,7 +20,6 @@ from toolkit.system.watch import SystemWatch
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from torch import nn
     from transformers import PreTrainedModel
 
     from toolkit.system.memory import MemoryUse, MemoryWatch
@@ -53,40 +52,6 @@ class Retry:
 FIRST_TRY = Retry()
 
 
-class Observer(Protocol):
-    """Observes a run without changing it, as certificates do."""
-
-    def gradient(self, step: int, model: nn.Module) -> None:
-        """Called before each update.
-
-        Args:
-            step: the step, from 1.
-            model: the model without its wrapper; its gradient is exchanged and clipped.
-        """
-
-    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
-        """Called after each update.
-
-        Args:
-            step: the step, from 1.
-            batches: this rank's micro-batches.
-            record: the figures of the step; `seconds` is its duration.
-        """
-
-
-@runtime_checkable
-class EvaluationObserver(Observer, Protocol):
-    """An observer that also sees evaluations, as a search does."""
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Called on every rank after the validation rows are scored, at most once per step; may end the run.
-
-        Args:
-            step: the step, from 1.
-            metrics: the metrics, with the prefix `eval_`.
-        """
-
-
 @dataclass(frozen=True)
 class Run:
     """Everything that an engine needs.
@@ -106,7 +71,6 @@ class Run:
         strategy: how the processes share the training.
         best: the metric that selects the best model, with its prefix.
         trackers: its trackers, open on the main process from the first step to the report.
-        observer: an observer, or None.
         resolved: what settings of `auto` became, by dotted key.
         retry: what is known from before the run went back to a checkpoint.
         record: writes what is known of the run into its folder; called on the main process, once nothing can refuse
@@ -128,7 +92,6 @@ class Run:
     strategy: Strategy
     best: Score
     trackers: Trackers
-    observer: Observer | None = None
     resolved: Mapping[str, bool | int] = field(default_factory=dict)
     retry: Retry = FIRST_TRY
     record: Callable[[Run], None] = lambda run: None

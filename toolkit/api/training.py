@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Self
 
 from toolkit.api.batch import Batch
 from toolkit.api.run import Checkpoint, Run
 from toolkit.api.state import Milestones, TrainState
+from toolkit.base.console import say
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,6 +33,7 @@ class TrainingContext:
         beat: signals that this process is alive; call it during long work.
         window: this rank's micro-batches of the current step, on the CPU.
         is_stopping: whether a stop signal has arrived, so that an evaluation is abandoned.
+        request_stop: sets the flag that a stop signal sets.
         callbacks: callbacks by their name in checkpoints, in the order of their calls.
     """
 
@@ -45,6 +47,7 @@ class TrainingContext:
     beat: Callable[[], None]
     window: Sequence[Batch] = ()
     is_stopping: Callable[[], bool] = lambda: False
+    request_stop: Callable[[], None] = lambda: None
     callbacks: dict[str, Callback] = field(default_factory=dict)
 
     @property
@@ -61,6 +64,15 @@ class TrainingContext:
         """Ends training before the last planned step."""
         self.state.ended = True
 
+    def stop(self, reason: str) -> None:
+        """Makes every rank save a checkpoint and stop before the next step, as a stop signal to this one does.
+
+        Args:
+            reason: why, for the log.
+        """
+        say(f"stopping before the next step: {reason}")
+        self.request_stop()
+
     @contextmanager
     def as_result(self) -> Iterator[None]:
         """Active while parameters are evaluated or saved as the result; see `Callback.as_result`."""
@@ -70,15 +82,27 @@ class TrainingContext:
             yield
 
 
-class Callback(Protocol):
-    """The protocol of callbacks; by default, each method does nothing.
+class Callback:
+    """Base class of callbacks; by default, each method does nothing.
 
     A callback is built as `CallbackClass(context)` after model and optimizer are prepared. Each method is called on
     every rank, at the same moments in every engine. The state of a callback is saved and restored with the run, so a
     callback does not depend on engines, ranks or resumes.
+
+    An observer is a callback that is made before the run, given to `toolkit.run.run` or `toolkit.engine.fit`: it gets
+    its training by `watching`, has no state in checkpoints, and does not change what is trained.
     """
 
-    def __init__(self, context: TrainingContext) -> None: ...
+    training: TrainingContext
+    """Its training."""
+
+    def __init__(self, context: TrainingContext) -> None:
+        self.training = context
+
+    def watching(self, training: TrainingContext) -> Self:
+        """Gives an observer its training, before anything is restored; returns the observer."""
+        self.training = training
+        return self
 
     def after_gradient(self) -> None:
         """Called after the gradient of a window has been computed and exchanged, before it is clipped."""
@@ -89,8 +113,19 @@ class Callback(Protocol):
     def after_update(self) -> None:
         """Called after each update is counted, before anything is logged, evaluated or saved."""
 
+    def after_step(self, record: Mapping[str, float]) -> None:
+        """Called last in each step; its duration then includes waiting for the device.
+
+        Args:
+            record: figures of the step: `epoch`, `loss_sum` of this rank, `num_items`, `seconds`, and those of a
+                training line.
+        """
+
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Called after the validation rows are scored, at most once per step, with the `eval_` metrics."""
+
+    def on_evaluated(self, metrics: Mapping[str, float]) -> None:
+        """Called like `after_evaluation`, but after a checkpoint of the best step is saved; may end the run."""
 
     @contextmanager
     def as_result(self) -> Iterator[None]:

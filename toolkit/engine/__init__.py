@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from toolkit.api.run import FitResult, Run
+from toolkit.api.training import Callback
 from toolkit.base.package import import_object
 from toolkit.config.sections import Config
 from toolkit.models.load import load_code
@@ -21,8 +23,12 @@ ENGINES = {"loop": "toolkit.engine.loop.fit", "trainer": "toolkit.engine.trainer
 """Modules of the engines by their names in the YAML, imported on first use."""
 
 
-def fit(run: Run) -> FitResult:
+def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
     """Trains a run to its end with the configured engine.
+
+    Args:
+        run: the prepared run.
+        observers: callbacks that were made before the run.
 
     Raises:
         ConfigError: if a setting does not fit the run.
@@ -30,7 +36,7 @@ def fit(run: Run) -> FitResult:
         RunError: if an update would be non-finite, or a checkpoint cannot be written.
         Interrupted: after a stop signal, once a checkpoint has been written.
     """
-    result: FitResult = import_object(ENGINES[run.cfg.engine])(run)
+    result: FitResult = import_object(ENGINES[run.cfg.engine])(run, observers)
     return result
 
 

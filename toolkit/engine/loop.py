@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from toolkit.api.batch import Batch
 from toolkit.api.run import FitResult, Run
+from toolkit.api.training import Callback
 from toolkit.base.console import progress
 from toolkit.data.batching.batches import Windows
 from toolkit.engine.training import Session, evaluate_start, finish, opened
@@ -14,7 +15,7 @@ from toolkit.optim.schedules import build_schedule, in_steps
 from toolkit.system.phases import phase
 
 
-def fit(run: Run) -> FitResult:
+def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
     """Trains a run to its end; see `toolkit.engine.fit`."""
     accelerator, strategy, train = run.accelerator, run.strategy, run.cfg.train
     with opened(run) as setup:
@@ -24,7 +25,7 @@ def fit(run: Run) -> FitResult:
         lengths = in_steps(train, milestones.steps_per_epoch)
         schedule = build_schedule(optimizer, lengths, milestones.total_steps)
         model, optimizer = accelerator.prepare(run.model, optimizer)
-        session = Session(run, model, optimizer, schedule, setup)
+        session = Session(run, model, optimizer, schedule, setup, observers=observers)
         session.restore()
         session.catch_up(session.evaluate)
         evaluate_start(session)

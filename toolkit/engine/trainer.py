@@ -8,7 +8,7 @@ other's checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from transformers.trainer_callback import ExportableState
 
 from toolkit.api.batch import Batch
 from toolkit.api.run import FitResult, Run
+from toolkit.api.training import Callback
 from toolkit.base.console import progress
 from toolkit.checkpoint.state import SavedState
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
@@ -35,8 +36,8 @@ PRIVATE = ("_init_training_state", "_clip_grad_norm", "_get_grad_norm", "_maybe_
 """Private methods of the Trainer that are overridden below; a test checks that they exist."""
 
 
-def fit(run: Run) -> FitResult:
-    """Trains a run to its end.
+def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
+    """Trains a run to its end; see `toolkit.engine.fit`.
 
     Raises:
         ConfigError: if the Trainer refuses its arguments.
@@ -44,7 +45,7 @@ def fit(run: Run) -> FitResult:
         Interrupted: after a stop signal, once a checkpoint has been written.
     """
     with opened(run) as setup:
-        trainer = WindowTrainer(run, setup)
+        trainer = WindowTrainer(run, setup, observers)
         start = run.resume.step if run.resume else 0
         with progress(setup.milestones.total_steps, "train", initial=start) as trainer.bar:
             trainer.train()
@@ -59,10 +60,11 @@ class WindowTrainer(Trainer):
     Args:
         run: the run.
         setup: its open resources.
+        observers: callbacks that were made before the run.
     """
 
-    def __init__(self, run: Run, setup: Setup) -> None:
-        self.run, self.setup = run, setup
+    def __init__(self, run: Run, setup: Setup, observers: Sequence[Callback]) -> None:
+        self.run, self.setup, self.observers = run, setup, observers
         self.session: Session
         self.bar: Any
         self.schedule: LambdaLR
@@ -203,7 +205,7 @@ class _Steps(TrainerCallback):
         setup = t.setup
         # Everything is prepared and nothing has been fetched yet, so the checkpoint is restored here.
         t.session = Session(
-            t.run, t.model_wrapped, optimizer, t.schedule, setup, engine_state=t.callback_states, on_save=t.on_save
+            t.run, t.model_wrapped, optimizer, t.schedule, setup, t.callback_states, t.on_save, t.observers
         )
         t.session.restore()
         t.session.catch_up(t.evaluate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from toolkit.api.batch import Batch
-from toolkit.api.run import EvaluationObserver, FitResult, Run, overall_scores
+from toolkit.api.run import FitResult, Run, overall_scores
 from toolkit.api.state import Due, Milestones, TrainState
 from toolkit.api.strategy import Replica
 from toolkit.api.training import Callback, TrainingContext
@@ -116,6 +117,7 @@ class Session:
         setup: when it logs, evaluates, saves and ends, its tracker, stop signals and clocks.
         engine_state: returns the engine's own JSON-able state for checkpoints, by name.
         on_save: called after each checkpoint has been written.
+        observers: callbacks that were made before the run.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class Session:
         setup: Setup,
         engine_state: Callable[[], dict[str, Any]] = dict,
         on_save: Callable[[], None] = lambda: None,
+        observers: Sequence[Callback] = (),
     ) -> None:
         self.run, self.strategy, self.tracker, self.stop = run, run.strategy, setup.tracker, setup.stop
         self.state = TrainState()
@@ -139,6 +142,8 @@ class Session:
         self.callbacks = list(self.context.callbacks.values())
         self.stops = Stopper(self.context, setup.stop, partial(self.save, now=True))
         self.context.is_stopping = self.stops.asked
+        self.context.request_stop = partial(setup.stop.receive, signal.SIGTERM)
+        self.observers = [each.watching(self.context) for each in observers]
         self.meter = ProgressMeter(run, self.state, setup.phases)
         self.evaluator = Evaluator(self.context, self.pause)
         self.checkpointer = Checkpointer(self.context, setup.stop, setup.background, engine_state, on_save)
@@ -232,8 +237,9 @@ class Session:
             return
         for callback in self.callbacks:
             callback.before_update()
-        if self.run.observer is not None and self.strategy.lost is None:
-            self.run.observer.gradient(self.state.step + 1, self.context.bare_model)
+        if self.strategy.lost is None:
+            for observer in self.observers:
+                observer.before_update()
 
     def count_step(self, loss_sum: torch.Tensor, grad_norm: float, learning_rate: float) -> None:
         """Ends a step.
@@ -253,13 +259,17 @@ class Session:
             self.updates.check_parameters(self.context.window)
             for callback in self.callbacks:
                 callback.after_update()
-        if self.run.observer is None:
+        listening = [
+            each for each in (*self.callbacks, *self.observers) if type(each).after_step is not Callback.after_step
+        ]
+        if not listening:
             self._stop_clock()
             return
         # Reading the loss waits for the GPU to finish the update, so that it is part of the step's time.
         record = {"epoch": self.context.epoch, "loss_sum": float(loss_sum), "num_items": self._window_items}
         record["seconds"] = self._stop_clock()
-        self.run.observer.step(self.state.step, self.context.window, record | self.meter.last_step)
+        for each in listening:
+            each.after_step(record | self.meter.last_step)
 
     def _stop_clock(self) -> float:
         seconds = self.meter.stop()
@@ -315,8 +325,8 @@ class Session:
         tell(metrics)
         if is_best and self.run.cfg.checkpoint.load_best_model_at_end:
             self.save()
-        if isinstance(self.run.observer, EvaluationObserver):
-            self.run.observer.evaluated(self.state.step, metrics)
+        for each in (*self.callbacks, *self.observers):
+            each.on_evaluated(metrics)
         return metrics
 
     def save(self, now: bool = False) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.api.batch import looked_up
+from toolkit.api.training import Callback
 from toolkit.base.console import format_bytes, say
 from toolkit.base.errors import ConfigError, RunError
 from toolkit.base.files import write_json, write_text
@@ -36,9 +37,6 @@ from toolkit.lab.plan.measure import Correction, Costs, Watch, fitted
 from toolkit.lab.plan.subject import resized
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from toolkit.api.batch import Batch
     from toolkit.api.run import Run
 
 
@@ -65,7 +63,7 @@ def longest_steps(job: Mapping[str, Any]) -> dict[str, Any]:
         counted.append(len(run.data.train))
         return _with_longest_rows(run)
 
-    with _told_of_memory(), trained(job, watch, changed) as (run, result):
+    with _told_of_memory(), trained(job, watch, changed=changed) as (run, result):
         batch = looked_up(watch.largest[run.unpadded])
         footprint = simulate(Subject(run.cfg, run.task, run.model.config, batch, run.accelerator.device))
         ranks = [*zip(objects_of_all(asdict(result.memory)), objects_of_all(asdict(footprint)), strict=True)]
@@ -74,20 +72,17 @@ def longest_steps(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"memory": memory, "footprint": predicted, **rows}
 
 
-class _Timer:
-    """Records the time and the rows of each step. See `toolkit.api.run.Observer`."""
+class _Timer(Callback):
+    """Records the time and the rows of each step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.rows: list[float] = []
 
-    def gradient(self, step: int, model: nn.Module) -> None:
-        """Does nothing."""
-
-    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+    def after_step(self, record: Mapping[str, float]) -> None:
         """Records a step."""
         self.seconds.append(record["seconds"])
-        self.rows.append(float(sum((batch["row_ids"] >= 0).sum() for batch in batches)))
+        self.rows.append(float(sum((batch["row_ids"] >= 0).sum() for batch in self.training.window)))
 
 
 def timed_steps(job: Mapping[str, Any]) -> dict[str, Any]:

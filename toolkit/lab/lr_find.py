@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from toolkit.api.run import Run
+from toolkit.api.training import Callback
 from toolkit.base.console import format_value
 from toolkit.base.files import write_json, write_text
 from toolkit.distributed.collectives import data_sum
@@ -22,12 +22,6 @@ from toolkit.document.render import text_chart
 from toolkit.document.svg import Drawing, sheet
 from toolkit.optim.schedules import factor_of, peak_rate
 from toolkit.recipe import load_settings, load_task_type
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from toolkit.api.batch import Batch
-
 
 Found = Mapping[str, Any]
 """Contents of `lr_find.json`."""
@@ -152,15 +146,12 @@ class _Over(Exception):  # noqa: N818 - not an error
     """The test is over; raised on every rank."""
 
 
-class Curve:
-    """Records the loss after each update, and ends the run once it diverges. See `toolkit.api.run.Observer`.
+class Curve(Callback):
+    """Records the loss after each update, and ends the run once it diverges.
 
     Args:
         steps: steps of the test.
     """
-
-    run: Run
-    """The run, set before its first step."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.ended = steps, "finished"
@@ -169,16 +160,14 @@ class Curve:
         self._mean, self._lowest = RunningMean(), math.inf
         self._first: float | None = None
 
-    def gradient(self, step: int, model: nn.Module) -> None:
-        """Does nothing."""
-
-    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+    def after_step(self, record: Mapping[str, float]) -> None:
         """Records a step, whose loss is that of the parameters before its update.
 
         Raises:
             _Over: on every rank, after the last step, or once the loss has diverged.
         """
-        (total,) = data_sum(self.run.accelerator, self.run.mesh, record["loss_sum"])
+        run, step = self.training.run, self.training.state.step
+        (total,) = data_sum(run.accelerator, run.mesh, record["loss_sum"])
         loss = total / record["num_items"] if record["num_items"] else math.nan
         if step > 1:
             self.points.append((self._rate(step - 1), loss))
@@ -188,7 +177,7 @@ class Curve:
             raise _Over
 
     def _rate(self, step: int) -> float:
-        train = self.run.cfg.train
+        train = self.training.run.cfg.train
         return peak_rate(train) * factor_of(train, self.steps)(step - 1)
 
     def _has_diverged(self, loss: float) -> bool:
@@ -230,9 +219,9 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     cfg = load_settings(task_type, job["config"], job["overrides"]).config
     curve = Curve(cfg.train.max_steps)
     recipe, exact = Path(job["recipe"]), bool(job.get("float64"))
-    with prepared_run(cfg, task_type(cfg), recipe, curve, float64=exact) as curve.run:
+    with prepared_run(cfg, task_type(cfg), recipe, float64=exact) as run:
         try:
-            fit(curve.run)
+            fit(run, [curve])
         except _Over:
             pass
         except (NonFiniteGradient, NonFiniteParameters):

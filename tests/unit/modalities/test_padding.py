@@ -6,23 +6,21 @@ import pytest
 from runs import SGD, assert_close, train, weights
 from tolerances import FLOAT64
 
+from toolkit.api.training import Callback
 from toolkit.base.errors import ConfigError
 
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.validation_file=null", "eval.eval_steps=null",
        "checkpoint.save_steps=null", "train.per_device_train_batch_size=4")  # fmt: skip
 
 
-class Shapes:
-    """Notes the lengths of the inputs of micro-batches; a `toolkit.api.run.Observer`."""
+class Shapes(Callback):
+    """Notes the lengths of the inputs of micro-batches."""
 
     def __init__(self):
         self.lengths: set[int] = set()
 
-    def gradient(self, step, model):
-        pass
-
-    def step(self, step, batches, record):
-        for batch in batches:
+    def after_step(self, record):
+        for batch in self.training.window:
             names = [name for name in batch["inputs"] if name.endswith("input_ids")]
             self.lengths |= {batch["inputs"][name].shape[1] for name in names}
 

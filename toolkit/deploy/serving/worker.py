@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -28,9 +28,6 @@ from toolkit.deploy.serving.requests import Refusal
 from toolkit.deploy.trained import TrainedRun
 from toolkit.distributed.launch import float32_precision
 from toolkit.engine.evaluation import Part, predict_batch, scatter
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(eq=False)

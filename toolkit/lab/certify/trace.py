@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from toolkit.api.training import Callback
 from toolkit.models.load import batch_dependence
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from toolkit.api.batch import Batch
 
 DEPENDENCE = "batch-dependence.json"
 """File with the reasons why a model's rows depend on each other, beside the gradients."""
@@ -26,8 +25,8 @@ COORDINATES = 2**20
 """Maximum number of recorded coordinates of a gradient, evenly spaced over all parameters."""
 
 
-class Trace:
-    """Writes a trace, one file per rank. It is a `toolkit.api.run.Observer` and a context manager.
+class Trace(Callback):
+    """Writes a trace, one file per rank; a context manager.
 
     Args:
         folder: folder of the trace.
@@ -48,8 +47,12 @@ class Trace:
     def __exit__(self, *exception: object) -> None:
         self._file.close()
 
-    def gradient(self, step: int, model: nn.Module) -> None:
+    def before_update(self) -> None:
         """Records the gradient of a step before the optimizer uses it."""
+        self.gradient(self.training.state.step + 1, self.training.bare_model)
+
+    def gradient(self, step: int, model: nn.Module) -> None:
+        """Records the gradient of a model at a step."""
         if not self._gradients or self._rank > 0:
             return
         (self._folder / DEPENDENCE).write_text(json.dumps(batch_dependence(model)))
@@ -59,11 +62,12 @@ class Trace:
         norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
         np.savez(self._folder / f"gradient-{step}.npz", sample=sample, norm=norm)
 
-    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+    def after_step(self, record: Mapping[str, float]) -> None:
         """Records a step, and kills the process if it is the step for that."""
         import torch
 
-        rows = [[int(row) for row in batch["row_ids"] if row >= 0] for batch in batches]
+        step = self.training.state.step
+        rows = [[int(row) for row in batch["row_ids"] if row >= 0] for batch in self.training.window]
         # The state after the step shows whether two runs drew the same random numbers.
         state = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16]
         self._file.write(json.dumps({"step": step, "rows": rows, "random": state, **record}) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +18,6 @@ from toolkit.config.sections import Config
 from toolkit.lab.certify.trace import Trace
 from toolkit.lab.certify.trainings import WINDOW
 from toolkit.recipe import load_settings, load_task_type
-
-if TYPE_CHECKING:
-    pass
 
 
 def one_update(run: Run, trace: Trace) -> None:
@@ -111,7 +108,7 @@ def train(job: Mapping[str, Any]) -> None:
             with prepared_run(cfg, task_type(cfg), recipe) as prepared:
                 one_update(prepared, trace)
         else:
-            run(cfg, task_type(cfg), recipe, observer=trace, float64=job["float64"])
+            run(cfg, task_type(cfg), recipe, [trace], float64=job["float64"])
 
 
 def _changes(cfg: Config, no_dropout: bool, max_layers: int | None) -> dict[str, float]:

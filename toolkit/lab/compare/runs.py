@@ -20,6 +20,7 @@ from rich.text import Text as RichText
 
 from toolkit.api.batch import Batch
 from toolkit.api.run import overall_scores
+from toolkit.api.training import Callback
 from toolkit.base.console import rich_console, shorten
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json
@@ -35,8 +36,6 @@ from toolkit.report.results import summary_figures
 from toolkit.tracking.jsonl import read_metrics
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from toolkit.api.run import FitResult, Run
     from toolkit.system.memory import MemoryUse
 
@@ -292,8 +291,8 @@ def _mark(repeat: Repeat) -> str:
     return f"{repeat.seconds:.0f} s" if repeat.state == "done" else MARKS[repeat.state]
 
 
-class Meter:
-    """Records measurements of each step; a `toolkit.api.run.Observer`.
+class Meter(Callback):
+    """Records measurements of each step.
 
     Attributes:
         seconds: seconds of each step, with data loading, without evaluation and checkpoints.
@@ -309,12 +308,9 @@ class Meter:
         self.positions: list[int] = []
         self.items: list[float] = []
 
-    def gradient(self, step: int, model: nn.Module) -> None:
-        """Does nothing."""
-
-    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+    def after_step(self, record: Mapping[str, float]) -> None:
         """Records a step."""
-        counts = [count_positions(batch) for batch in batches]
+        counts = [count_positions(batch) for batch in self.training.window]
         self.seconds.append(record["seconds"])
         self.items.append(record["num_items"])
         self.real.append(sum(real for real, _ in counts))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from toolkit.config.sections import Config, TrainConfig
 
 if TYPE_CHECKING:
-    from toolkit.api.run import FitResult, Observer, Run
+    from toolkit.api.run import FitResult, Run
+    from toolkit.api.training import Callback
 
 QUIET: dict[str, Any] = {
     "checkpoint.resume": "none",
@@ -61,14 +62,14 @@ def unfrozen_at_once(cfg: Config) -> dict[str, Any]:
 
 @contextmanager
 def trained(
-    job: Mapping[str, Any], observer: Observer | None = None, changed: Callable[[Run], Run] | None = None
+    job: Mapping[str, Any], *observers: Callback, changed: Callable[[Run], Run] | None = None
 ) -> Iterator[tuple[Run, FitResult]]:
     """Trains, and keeps the run open while the context is active.
 
     Args:
         job: a mapping with `recipe` and `config` (files), `overrides`, and optionally `keep_model`: whether the run
             also writes its model and its report, as `toolkit.run.run` does.
-        observer: called at each step, or None.
+        *observers: callbacks that see the training.
         changed: returns the run to train instead of the prepared one, or None.
 
     Yields:
@@ -83,9 +84,10 @@ def trained(
 
     @contextmanager
     def prepared(**known: Any) -> Iterator[Run]:
-        with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), observer, **known) as run:
+        with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), **known) as run:
             yield run if changed is None else changed(run)
 
     work = partial(fit_and_report, ends_process=False) if job.get("keep_model") else fit
+    work = partial(work, observers=observers)
     with fitted(cfg, prepared, work) as found:
         yield found

@@ -10,9 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from toolkit.api.batch import Batch, looked_up
+from toolkit.api.training import Callback
 from toolkit.base.console import format_bytes
 from toolkit.base.errors import RunError
 from toolkit.config.keys import written
@@ -189,8 +190,8 @@ def rows_that_fit(footprint: Footprint) -> int:
     return max(1, min(footprint.rows, round(footprint.rows * spare / max(1, footprint.passing))))
 
 
-class Watch:
-    """Records the size and time of each step, and its largest micro-batch. See `toolkit.api.run.Observer`.
+class Watch(Callback):
+    """Records the size and time of each step, and its largest micro-batch.
 
     A model without padding has another largest micro-batch than one with padding: that with the most tokens.
     """
@@ -200,11 +201,9 @@ class Watch:
         """The largest micro-batch of a model with padding (False) and without (True)."""
         self._steps: list[tuple[dict[bool, int], float]] = []
 
-    def gradient(self, step: int, model: nn.Module) -> None:
-        """Does nothing."""
-
-    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+    def after_step(self, record: Mapping[str, float]) -> None:
         """Records a step."""
+        batches = self.training.window
         for unpadded in (False, True):
             self.largest[unpadded] = max(
                 [*batches, self.largest.get(unpadded, batches[0])], key=lambda batch: _size(batch, unpadded)

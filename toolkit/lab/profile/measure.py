@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from toolkit.api.batch import IGNORE_INDEX, Batch
+from toolkit.api.training import Callback
 from toolkit.data.batching.batches import Windows, training_loader
 from toolkit.distributed.collectives import objects_of_all
 from toolkit.engine.micro_batches import packs_tokens, training_processor
@@ -34,8 +35,6 @@ from toolkit.system.limits import usable_cores
 from toolkit.system.phases import WHOLE, active_clock
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from toolkit.api.run import Run
 
 
@@ -67,8 +66,8 @@ class FlopCount(TorchDispatchMode):
         return result
 
 
-class Stages:
-    """Measures steps; a `toolkit.api.run.Observer`.
+class Stages(Callback):
+    """Measures steps.
 
     After `skipped` steps, `steps` are timed by phase, as many are traced, and the operations of one are counted. On a
     GPU, timed phases wait for its work, so that it counts where it was begun.
@@ -77,9 +76,6 @@ class Stages:
         skipped: steps before them, at least 1.
         steps: steps to time, and to trace.
     """
-
-    run: Run
-    """The run, set before its first step."""
 
     def __init__(self, skipped: int, steps: int) -> None:
         self.skipped, self.steps = skipped, steps
@@ -101,15 +97,18 @@ class Stages:
         """Number of steps that the run must have."""
         return self.skipped + 2 * self.steps + 1
 
-    def gradient(self, step: int, model: nn.Module) -> None:
+    def before_update(self) -> None:
         """Notes how long the exchange of a timed step's gradient took beyond its computation."""
-        if self._is_timed(step) and isinstance(wrapped := self._wrapped(), DistributedDataParallel):
+        if self._is_timed(self.training.state.step + 1) and isinstance(
+            wrapped := self._wrapped(), DistributedDataParallel
+        ):
             facts = wrapped._get_ddp_logging_data()
             waits = facts.get("backward_comm_time", 0) - facts.get("backward_compute_comm_overlap_time", 0)
             self._waits.append(max(0, waits) / 1e9)
 
-    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+    def after_step(self, record: Mapping[str, float]) -> None:
         """Ends a stage after its last step, and begins the next one."""
+        step, batches = self.training.state.step, self.training.window
         if self._is_timed(step):
             self.shapes += [shape_of(batch) for batch in batches]
         if step == self.skipped:
@@ -129,13 +128,12 @@ class Stages:
 
     def _wrapped(self) -> Any:
         """Returns the model as accelerate has wrapped it."""
-        strategy: Any = self.run.strategy
-        return strategy.replica.model
+        return self.training.model
 
     def _begin_timing(self) -> None:
         if isinstance(wrapped := self._wrapped(), DistributedDataParallel):
             wrapped._set_ddp_runtime_logging_sample_rate(1)
-        if self.run.accelerator.device.type != "cpu":
+        if self.training.run.accelerator.device.type != "cpu":
             torch.accelerator.synchronize()
             _clock().watcher = lambda before, after: torch.accelerator.synchronize()
         self.seconds = _clock().seconds()
@@ -154,7 +152,7 @@ class Stages:
         _clock().watcher = None
         if self._range is not None:
             self._range.__exit__(None, None, None)
-        if self.run.accelerator.device.type != "cpu":
+        if self.training.run.accelerator.device.type != "cpu":
             torch.accelerator.synchronize()
         self.profiler.stop()
 
@@ -363,11 +361,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     stages = Stages(job["skipped"], job["steps"])
 
-    def changed(run: Run) -> Run:
-        stages.run = run
-        return run
-
-    with trained(job, stages, changed) as (run, result):
+    with trained(job, stages) as (run, result):
         ranks = objects_of_all(_of_rank(run, stages))
         rates = objects_of_all(_matmul_rate(run))
         if not run.accelerator.is_main_process:

@@ -7,11 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Any
 
 OPERATIONS = ("cpu_op",)
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.api.run import Run
 from toolkit.api.state import Milestones
+from toolkit.api.training import Callback
 from toolkit.base.errors import ConfigError, Interrupted, RunError
 from toolkit.base.run_folder import RunFolder
 from toolkit.data.batching.batches import training_order
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.non_finite import NonFiniteGradient, NonFiniteParameters
-from toolkit.distributed.stop import active_stop
 from toolkit.engine.evaluation import NonFiniteLoss
 from toolkit.lab.compare.statistics import resampled
 from toolkit.lab.jobs.training import trained
@@ -29,9 +28,6 @@ from toolkit.report.results import summary_figures
 from toolkit.tracking.jsonl import read_metrics
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from toolkit.api.batch import Batch
     from toolkit.api.run import FitResult
 
 RISE = 1.2
@@ -48,10 +44,8 @@ class _Reached(Exception):  # noqa: N818 - not an error
     """The checkpoint is that of the end of the segment already; raised on every rank."""
 
 
-class Watcher:
+class Watcher(Callback):
     """Reports the evaluations of a trial to its study, and ends it when the pruner, the clock or the segment says so.
-
-    See `toolkit.api.run.EvaluationObserver`.
 
     Args:
         job: the job of `train`.
@@ -97,26 +91,23 @@ class Watcher:
             self.values.append([step, logged[-1]])
             raise _Reached
 
-    def gradient(self, step: int, model: nn.Module) -> None:
-        """Does nothing."""
-
-    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+    def after_step(self, record: Mapping[str, float]) -> None:
         """Stops the run with a checkpoint after the deadline."""
         deadline = self._job.get("deadline")
         if deadline is not None and time.time() > deadline and self.run.accelerator.is_main_process:
-            _stop()
+            self.training.stop("the time of the search is over")
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_evaluated(self, metrics: Mapping[str, float]) -> None:
         """Reports an evaluation.
 
         Raises:
             _Pruned: on every rank, if the trial is to end.
         """
-        value = metrics[self._job["metric"]]
+        step, value = self.training.state.step, metrics[self._job["metric"]]
         self.values.append([step, value])
         if self._end <= step < self.milestones.total_steps:
             self.segment_is_over = True
-            _stop()
+            self.training.stop("the segment of the trial is over")
         elif self._job.get("study") and on_main(self.run.accelerator, self._is_hopeless, step, value):
             raise _Pruned
 
@@ -136,13 +127,6 @@ class Watcher:
             return False
         trial.report(value, number)
         return number < last and trial.should_prune()
-
-
-def _stop() -> None:
-    """Makes the run stop before its next step, with a checkpoint."""
-    stop = active_stop()
-    if stop is not None:
-        stop.receive(signal.SIGTERM)
 
 
 def train(job: Mapping[str, Any]) -> dict[str, Any]:

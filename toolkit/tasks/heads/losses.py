@@ -6,14 +6,9 @@ Both support label smoothing (Szegedy et al. 2015, arXiv 1512.00567) and the foc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid, one_hot
-
-if TYPE_CHECKING:
-    pass
 
 
 def softmax_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0, gamma: float = 0.0) -> Tensor:
