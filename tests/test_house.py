@@ -41,7 +41,6 @@ SMALL_MODULES = {
     "deploy.export.generating": "its source is part of the script of an export",
     "footprint.cuts": "a user looks for it",
     "optim.lamb": "loaded by name",
-    "tasks.records": "recipes import it",
     "tracking.mlflow": "loaded by name",
     "tracking.tensorboard": "loaded by name",
 }
@@ -189,6 +188,7 @@ def test_tests_are_named_as_tests_and_helpers_live_in_support() -> None:
     helpers = {path for path in files if not path.name.startswith("test_")}
     assert {path.name if path.name == "conftest.py" else path.parts[0] for path in helpers} == {
         "conftest.py",
+        "data",
         "support",
     }
     assert {path.parts[0] for path in set(files) - helpers} >= {"contracts", "recipes", "unit", "docs"}

@@ -13,6 +13,7 @@ from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError, problems_of
 from toolkit.base.files import kind_of
 from toolkit.checks.check import CannotCheck
+from toolkit.config.paths import source_of
 from toolkit.config.sections import Config, ModelConfig
 from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS
@@ -26,7 +27,6 @@ from toolkit.models.load import (
     head_problems,
     load_model_config,
     lost_override_problems,
-    source_of,
     unused_parameter_problems,
 )
 from toolkit.models.parts import freeze

@@ -1,19 +1,19 @@
-"""Checks the names of files and folders in the settings, without reading them."""
+"""The names of files and folders in the settings: checked without reading them, and where those of a model are."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from toolkit.base.errors import problems_of
+from toolkit.base.errors import InputError, problems_of
 from toolkit.base.files import expanded, kind_of
 from toolkit.base.offline import DATASET, MODEL, Fetched, read_fetched
 from toolkit.base.package import find_shipped, is_shipped
 from toolkit.catalog.entries import command_for
 from toolkit.config.messages import did_you_mean, join, show
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, ModelConfig
 from toolkit.config.source import Settings
 
 ARCHIVES = (".tar", ".zip")
@@ -198,3 +198,27 @@ def _resume(value: str) -> Iterator[str]:
     if value.strip() and value not in ("none", "auto") and kind_of(Path(value)) != "folder":
         tried = f"a checkpoint's folder (tried {Path(value).absolute()}){did_you_mean(value, ['none', 'auto'])}"
         yield f"checkpoint.resume: received {show(value)}, expected 'none', 'auto' or {tried}"
+
+
+def source_of(cfg: Config) -> ModelConfig:
+    """Returns the settings of the model with the name under which its files are to be read.
+
+    That is a folder of `offline_dir`, if this has the model. The settings themselves keep the name, so that a run is
+    the same one wherever its files come from.
+
+    Raises:
+        InputError: if `offline_dir` cannot be used.
+    """
+    model = cfg.model
+    if cfg.offline_dir is None or model.name_or_path is None:
+        return model
+    found = read_fetched(cfg.offline_dir).find(MODEL, model.name_or_path, model.revision)
+    return model if found is None else replace(model, name_or_path=str(found), revision=None)
+
+
+def source_of_finished(cfg: Config) -> ModelConfig:
+    """Returns what `source_of` does for a run that has ended, whose fetched folder may be gone."""
+    try:
+        return source_of(cfg)
+    except InputError:
+        return cfg.model

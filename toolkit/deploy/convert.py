@@ -21,10 +21,11 @@ from toolkit.checkpoint.manifest import FileEntry, read_manifest, tensor_names
 from toolkit.checkpoint.store import new_checkpoint
 from toolkit.checkpoint.tensors import verified_tensors
 from toolkit.checkpoint.writing import copy_tensors
+from toolkit.config.paths import source_of_finished
 from toolkit.config.sections import Config
 from toolkit.deploy.trained import read_settings
 from toolkit.models.adapters import add_adapters
-from toolkit.models.load import build_model, load_model_config, source_of_finished
+from toolkit.models.load import build_model, load_model_config
 from toolkit.models.parts import freeze
 from toolkit.models.save import write_model
 from toolkit.optim.optimizers import build_optimizer

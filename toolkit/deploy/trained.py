@@ -20,6 +20,7 @@ from toolkit.base.files import expanded, read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import refuse_unknown
 from toolkit.config.messages import join
+from toolkit.config.paths import source_of_finished
 from toolkit.config.sections import Config, DataConfig
 from toolkit.config.train import ParallelConfig
 from toolkit.data.readers.raw import Reading
@@ -29,7 +30,7 @@ from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator, float32_precision, own_process_state, random_state_kept
 from toolkit.engine.evaluation import evaluate, predict
 from toolkit.models.adapters import adapter_problems, base_of, load_adapters
-from toolkit.models.load import build_model, load_model_config, source_of_finished
+from toolkit.models.load import build_model, load_model_config
 from toolkit.models.parts import head_at_labels
 from toolkit.models.unpadded.families import choose
 from toolkit.models.unpadded.layers import install

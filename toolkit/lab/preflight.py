@@ -17,6 +17,7 @@ from toolkit.base.console import counted, format_bytes
 from toolkit.base.errors import DataError, problems_of
 from toolkit.base.files import kind_of, read_json, why
 from toolkit.base.offline import SECONDS, prepare_download, read_fetched
+from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
 from toolkit.data.batching.workers import num_workers
 from toolkit.data.media.cache import limit_of
@@ -25,7 +26,6 @@ from toolkit.data.staging import stage_problem
 from toolkit.footprint.simulate import Footprint, simulate
 from toolkit.lab.plan.estimates import estimated
 from toolkit.lab.plan.subject import subject_of
-from toolkit.models.load import source_of
 from toolkit.system.launcher import FIRST_PORT, PORTS
 from toolkit.system.limits import available_memory, usable_cores
 

@@ -14,13 +14,14 @@ from toolkit.api.mesh import Mesh
 from toolkit.base.console import say, warn
 from toolkit.base.files import written_folder
 from toolkit.base.run_folder import RunFolder
+from toolkit.config.paths import source_of
 from toolkit.config.sections import Config, ModelConfig, TrainConfig
 from toolkit.distributed.collectives import on_every, on_main
 from toolkit.distributed.placement import layout
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
 from toolkit.models.fast_dropout import recomputing, use_fast_dropout
-from toolkit.models.load import attention, batch_dependence, build_empty, build_model, source_of
+from toolkit.models.load import attention, batch_dependence, build_empty, build_model
 from toolkit.models.parts import count_parameters, freeze, head_at_labels
 from toolkit.models.unpadded.layers import install
 from toolkit.system.rank_order import local_main_first

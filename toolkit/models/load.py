@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,9 @@ from torch import nn
 
 from toolkit.base.errors import ConfigError, InputError, pretrained_error
 from toolkit.base.files import kind_of
-from toolkit.base.offline import MODEL, prepare_download, read_fetched
+from toolkit.base.offline import prepare_download
 from toolkit.config.messages import did_you_mean
-from toolkit.config.sections import Config, ModelConfig
+from toolkit.config.sections import ModelConfig
 from toolkit.models.adapters import quantization
 from toolkit.models.unpadded.families import LAYERDROP
 
@@ -289,27 +288,3 @@ def batch_dependence(model: nn.Module) -> list[str]:
     if getattr(config, "summary_type", None) == "last":
         reasons.append("it classifies by the last position, which is padding in all but the longest rows")
     return reasons
-
-
-def source_of(cfg: Config) -> ModelConfig:
-    """Returns the settings of the model with the name under which its files are to be read.
-
-    That is a folder of `offline_dir`, if this has the model. The settings themselves keep the name, so that a run is
-    the same one wherever its files come from.
-
-    Raises:
-        InputError: if `offline_dir` cannot be used.
-    """
-    model = cfg.model
-    if cfg.offline_dir is None or model.name_or_path is None:
-        return model
-    found = read_fetched(cfg.offline_dir).find(MODEL, model.name_or_path, model.revision)
-    return model if found is None else replace(model, name_or_path=str(found), revision=None)
-
-
-def source_of_finished(cfg: Config) -> ModelConfig:
-    """Returns what `source_of` does for a run that has ended, whose fetched folder may be gone."""
-    try:
-        return source_of(cfg)
-    except InputError:
-        return cfg.model

@@ -19,6 +19,7 @@ from toolkit.base.offline import PREPARED, read_fetched
 from toolkit.checkpoint.output_folder import Claimed
 from toolkit.checkpoint.state import VERSIONS, SavedState, changed_layout, changed_versions, layout, refuse_changes
 from toolkit.config import flatten
+from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows, load_rows
 from toolkit.data.row_cache import adopt
@@ -27,13 +28,7 @@ from toolkit.data.tokenise import prepare
 from toolkit.distributed.collectives import objects_of_all
 from toolkit.modalities.text import prefix_problems
 from toolkit.models.adapters import prompt_problems
-from toolkit.models.load import (
-    head_problems,
-    load_model_config,
-    lost_override_problems,
-    source_of,
-    unused_parameter_problems,
-)
+from toolkit.models.load import head_problems, load_model_config, lost_override_problems, unused_parameter_problems
 from toolkit.prepare.auto import Circumstances, resolve
 from toolkit.prepare.processor import build_processor, configure_model
 from toolkit.system.environment import versions

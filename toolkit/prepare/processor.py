@@ -10,10 +10,10 @@ from toolkit.api.batch import Processor
 from toolkit.api.task import Task
 from toolkit.base.files import rust_errors_as_os_errors, written_folder
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
+from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
 from toolkit.distributed.collectives import on_main
-from toolkit.models.load import source_of
 from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:

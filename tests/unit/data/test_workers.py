@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from rows_task import RowsTask
 
 from toolkit.base.errors import DataError, RunError
 from toolkit.config.fields import Column
@@ -23,9 +24,10 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @dataclass
-class Task:
+class Task(RowsTask):
     """A task whose inputs are in files, or not."""
 
+    schema = check_row = None
     files: bool = True
     options: None = None
 

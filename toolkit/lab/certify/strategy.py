@@ -12,6 +12,7 @@ from toolkit.base.errors import InputError
 from toolkit.base.run_folder import RunFolder
 from toolkit.checks.rules import RULES
 from toolkit.config.messages import did_you_mean
+from toolkit.config.paths import source_of
 from toolkit.config.problems import conflicts
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.config.train import ParallelConfig
@@ -19,7 +20,7 @@ from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.tensor.plans import plan_problems
 from toolkit.lab.certify.certificate import FAILED, OK, Certificate
 from toolkit.lab.certify.trainings import NO_UPDATE, WINDOW, Experiment, Training, error_of
-from toolkit.models.load import load_model_config, source_of
+from toolkit.models.load import load_model_config
 from toolkit.tracking.jsonl import read_metrics
 
 if TYPE_CHECKING:

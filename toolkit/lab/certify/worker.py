@@ -119,7 +119,8 @@ def _changes(cfg: Config, no_dropout: bool, max_layers: int | None) -> dict[str,
         no_dropout: whether fields that make the model draw random numbers become zero.
         max_layers: maximum number of layers, or None.
     """
-    from toolkit.models.load import load_model_config, source_of
+    from toolkit.config.paths import source_of
+    from toolkit.models.load import load_model_config
 
     found: dict[str, float] = {}
     for name, value in load_model_config(source_of(cfg)).to_dict().items():

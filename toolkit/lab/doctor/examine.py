@@ -12,6 +12,7 @@ from toolkit.api.task import Task
 from toolkit.base.console import counted
 from toolkit.base.errors import ConfigError
 from toolkit.config.keys import to_yaml, written
+from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
 from toolkit.data.columns import group_column, used_columns
 from toolkit.lab.doctor.duplicates import different_rows, equal_rows, fingerprints, near_rows, shared_groups
@@ -29,7 +30,6 @@ from toolkit.lab.doctor.sizes import (
 from toolkit.lab.init.models import config_of, local_folder
 from toolkit.lab.init.overview import Subject
 from toolkit.modalities.text import positions
-from toolkit.models.load import source_of
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from toolkit.api.task import Task
 from toolkit.base.console import counted, format_value
+from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
 from toolkit.data.columns import used_columns
 from toolkit.lab.doctor.duplicates import Print, plain
@@ -18,7 +19,6 @@ from toolkit.lab.doctor.findings import Finding, Part, input_columns
 from toolkit.lab.init.guesses import tokens
 from toolkit.lab.init.models import local_folder
 from toolkit.lab.init.overview import limit_of
-from toolkit.models.load import source_of
 
 BINS = 24
 COVERED = 0.99

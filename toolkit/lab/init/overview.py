@@ -182,7 +182,7 @@ def _texts(task: Task, rows: CheckedRows) -> dict[str, list[str]]:
 def _lengths(cfg: Config, task: Task, texts: Mapping[str, Sequence[str]]) -> Iterator[RenderableType]:
     numbers = ("median", f"{COVERED:.0%} up to", "longest")
     table, notes = _table("length", *numbers, "", numbers=numbers), []
-    from toolkit.models.load import source_of
+    from toolkit.config.paths import source_of
 
     name = source_of(cfg).name_or_path
     folder = local_folder(name) if name else None

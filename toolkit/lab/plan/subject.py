@@ -39,8 +39,9 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
         ToolkitError: if a run could not use the rows or the model, or `length` is invalid.
     """
     from toolkit.checkpoint.output_folder import Claimed
+    from toolkit.config.paths import source_of
     from toolkit.distributed.launch import build_accelerator
-    from toolkit.models.load import load_model_config, source_of
+    from toolkit.models.load import load_model_config
     from toolkit.prepare.inputs import read_inputs
 
     cfg = replace(cfg, parallel=ParallelConfig())  # what several processes need follows from the step of a single one

@@ -6,9 +6,10 @@ Both support label smoothing (Szegedy et al. 2015, arXiv 1512.00567) and the foc
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy, logsigmoid, one_hot
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def softmax_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0, gamma: float = 0.0) -> Tensor:
@@ -20,6 +21,8 @@ def softmax_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0, gamma
         smoothing: part of each label that is distributed evenly over all N classes.
         gamma: exponent of the focal loss; 0 is cross entropy.
     """
+    from torch.nn.functional import cross_entropy, one_hot
+
     if not gamma:
         return cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     log_p = logits.log_softmax(-1)
@@ -36,6 +39,8 @@ def sigmoid_losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0, gamm
         smoothing: part of each target that is distributed evenly over 0 and 1.
         gamma: exponent of the focal loss; 0 is binary cross entropy.
     """
+    from torch.nn.functional import logsigmoid
+
     targets = targets * (1 - smoothing) + smoothing / 2
     yes, no = logsigmoid(logits), logsigmoid(-logits)
     return -(targets * _unsure(yes, gamma) * yes + (1 - targets) * _unsure(no, gamma) * no)
@@ -43,6 +48,8 @@ def sigmoid_losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0, gamm
 
 def _unsure(log_p: Tensor, gamma: float) -> Tensor:
     """Returns `(1 - p) ** gamma`, clamped away from 0, where the slope is infinite for gamma below 1."""
+    import torch
+
     return (
         torch.ones_like(log_p) if not gamma else (-torch.expm1(log_p)).clamp(min=torch.finfo(log_p.dtype).eps) ** gamma
     )
