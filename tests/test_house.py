@@ -169,6 +169,28 @@ def test_the_layers_of_contributing_are_those_of_the_code() -> None:
     assert all(contents for _, contents in rows)
 
 
+def test_the_story_of_a_step_is_told_in_files_that_use_each_other() -> None:
+    rows = section_rows("One training step, in six files")
+    story = [re.findall(r"`(toolkit/[\w/]+\.py)`", file) for file, _ in rows]
+    files = [ROOT / name for (name,) in story]
+    assert len(files) == 6
+    used = {path: {name.rpartition(".")[0] for name in imports(path)} for path in files}
+    modules = {path: path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in files}
+    assert {name for path in files[:3] for name in used[path]} >= {
+        "toolkit.engine",
+        modules[files[2]],
+        modules[files[5]],
+    }
+    assert modules[files[4]] in used[files[3]]
+    for path, (_, text) in zip(files, rows, strict=True):
+        defined = {node.name for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        told = re.findall(r"`(\w+)`", text)
+        assert told[0] in defined, path
+        assert [
+            name for name in told if name not in defined and f"{name}(" not in path.read_text(encoding="utf-8")
+        ] == []
+
+
 def test_contributing_names_the_place_of_every_change() -> None:
     rows = section_rows("Where does a change go?")
     expected = {"task", "modality", "optimizer", "schedule", "strategy", "callback", "metric", "setting", "command"}
