@@ -191,6 +191,29 @@ def test_the_story_of_a_step_is_told_in_files_that_use_each_other() -> None:
         ] == []
 
 
+def test_dotted_names_in_words_are_those_of_the_code() -> None:
+    """A name such as `toolkit.api.task.Task` in a docstring, a comment or a page leads somewhere."""
+    names = {
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
+        for path in ROOT.glob("toolkit/**/*.py")
+    }
+    files = [path for path in SOURCES if path.name != "recipe.py"]  # which names former modules
+    pages = [path for path in ROOT.glob("docs/*.md") if path.name not in ("python.md", "python_reference.md")]
+    lost = []
+    for file in [*files, *pages, ROOT / "CONTRIBUTING.md"]:
+        for name in re.findall(r"`(toolkit(?:\.\w+)+)`", file.read_text(encoding="utf-8")):
+            parts = name.split(".")
+            module, *rest = next(
+                [".".join(parts[:end]), *parts[end:]]
+                for end in range(len(parts), 0, -1)
+                if ".".join(parts[:end]) in names
+            )
+            defined = rest == [] or re.search(rf"\b{rest[0]}\b", names[module].read_text(encoding="utf-8"))
+            if not defined and name not in ("toolkit.train", "toolkit.load"):
+                lost.append(f"{named(file)}: {name}")
+    assert lost == []
+
+
 def test_contributing_names_the_place_of_every_change() -> None:
     rows = section_rows("Where does a change go?")
     expected = {"task", "modality", "optimizer", "schedule", "strategy", "callback", "metric", "setting", "command"}
