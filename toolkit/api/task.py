@@ -45,8 +45,8 @@ class Task(ABC):
     """A fine-tuning task, built as `TaskClass(cfg)`; see `recipes/` for examples.
 
     A recipe defines the abstract members and the attributes `Options`, `columns`, `modality` and `best_metric`. Other
-    members have defaults; the toolkit asks `has` where a member that is not overridden changes what it does. Public
-    names of a recipe's own are free, but for those that are close to a member: a misspelt member would never be called.
+    members have defaults; the toolkit asks `has` where a member that is not overridden changes what it does. A recipe
+    may have further public names, but none that resembles a member's: a misspelt member would never be called.
 
     Importing a recipe must not import heavy libraries.
     """
@@ -75,7 +75,7 @@ class Task(ABC):
         self.options, self.state = cfg.task, {}
 
     def __init_subclass__(cls) -> None:
-        """Rejects public names that are close to a member and none.
+        """Rejects public names that resemble a member's name but are not one.
 
         Raises:
             TypeError: naming the member.
@@ -91,6 +91,8 @@ class Task(ABC):
 
     def has(self, name: str) -> bool:
         """Whether the recipe overrides a member."""
+        if name not in MEMBERS:
+            raise AttributeError(f"a task has no member {name!r}")
         return getattr(type(self), name, None) is not getattr(Task, name, None)
 
     @property
@@ -250,7 +252,7 @@ class Task(ABC):
 
     @property
     def mixes(self) -> bool:
-        """Whether the task trains on mixtures of two rows, with its options; it then has `mix`."""
+        """Whether the task trains on mixtures of two rows, with its options; then override `mix`."""
         return False
 
     def mix(self, batch: Batch, others: Batch, row_ids: Sequence[int], random: RowRandom) -> Batch:

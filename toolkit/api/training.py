@@ -1,4 +1,4 @@
-"""Callbacks, which both engines call at the same moments of training."""
+"""A training as callbacks see it, and callbacks, which both engines call at the same moments."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ class Callback:
     callback does not depend on engines, ranks or resumes.
 
     An observer is a callback that is made before the run, given to `toolkit.run.run` or `toolkit.engine.fit`: it gets
-    its training by `watching`, has no state in checkpoints, and does not change what is trained.
+    its training by `watching`, has no state in checkpoints, and does not change what is trained. Of the hooks it hears
+    `before_update` (unless this rank has lost the gradient), `after_step` and `on_evaluated`.
     """
 
     training: TrainingContext

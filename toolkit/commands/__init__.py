@@ -1,1 +1,1 @@
-"""One file per `toolkit` sub-command."""
+"""The sub-commands of `toolkit`, by group: each module has a table `COMMANDS` of its own."""

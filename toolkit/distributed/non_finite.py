@@ -32,7 +32,7 @@ HINT = (
 
 
 def is_lost(accelerator: Accelerator, grad_norm: float) -> bool:
-    """Whether a gradient of this norm must stop the run."""
+    """Whether a gradient of this norm is not finite, so that its update must be skipped or the run stopped."""
     scaler = accelerator.scaler
     # fp16: the scaler skips this update and lowers the scale; the run stops only if the scale cannot be lowered.
     return not math.isfinite(grad_norm) and (scaler is None or scaler.get_scale() <= 1)

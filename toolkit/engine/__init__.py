@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 ENGINES = {"loop": "toolkit.engine.loop.fit", "trainer": "toolkit.engine.trainer.fit"}
-"""Modules of the engines by their names in the YAML, imported on first use."""
+"""The engines by their names in the YAML, functions that are imported on first use."""
 
 
 def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:

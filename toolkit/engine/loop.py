@@ -1,4 +1,4 @@
-"""The Accelerate training loop, with one optimizer step per window of micro-batches."""
+"""Engine `loop`: the training loop on Accelerate, with one optimizer step per window of micro-batches."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
         model.train()
         with progress(milestones.total_steps, "train", initial=session.state.step) as bar:
             while not session.context.over:
+                # In every epoch: a resumed run has the step of its checkpoint here, and begins in the middle of one.
                 setup.sampler.seek(*divmod(session.state.step, milestones.steps_per_epoch))
                 for window in _fetched(setup.windows):
                     learning_rate = float(schedule.get_last_lr()[0])
@@ -41,7 +42,7 @@ def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
                         grad_norm = strategy.clip(train.max_grad_norm)
                     session.check_update(grad_norm, window)
                     with phase("update"):
-                        optimizer.step()
+                        optimizer.step()  # does nothing if `check_update` has decided to leave this window out
                         if not accelerator.optimizer_step_was_skipped:
                             schedule.step()
                         optimizer.zero_grad()

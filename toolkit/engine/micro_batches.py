@@ -1,4 +1,4 @@
-"""Splits the micro-batches of a training into parts."""
+"""How micro-batches of a training are collated, and split into parts."""
 
 from __future__ import annotations
 

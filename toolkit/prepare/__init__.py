@@ -1,1 +1,1 @@
-"""New: prepare/__init__."""
+"""The inputs of a run: rows, processor, and values for settings of `auto`."""

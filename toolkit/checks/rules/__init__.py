@@ -1,4 +1,4 @@
-"""All unsupported combinations of settings, as rows; those of evaluation, checkpoints and tracking are here."""
+"""All unsupported combinations of settings; rows of sources, evaluation, checkpoints and tracking are here."""
 
 from __future__ import annotations
 

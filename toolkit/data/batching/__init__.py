@@ -1,1 +1,1 @@
-"""New: data/batching/__init__."""
+"""The order of rows, and how windows become micro-batches."""

@@ -44,12 +44,9 @@ def collate(
         rows: all training features, from which rows to mix others with are taken; None does not mix.
     """
     mixes = rows is not None and random.training and task.mixes
-    if task.has("compact"):
-        if kept is not None:
-            features = [row | {"decoded": _decoded(row, task, processor, random.training, kept)} for row in features]
-        batch = (task.collate if mixes else task.compact)(features, processor, random)
-    else:
-        batch = task.collate(features, processor, random)
+    if kept is not None and task.has("decoded"):
+        features = [row | {"decoded": _decoded(row, task, processor, random.training, kept)} for row in features]
+    batch = (task.collate if mixes else task.compact)(features, processor, random)
     if mixes:
         assert rows is not None
         ids = [row["row_id"] for row in features]

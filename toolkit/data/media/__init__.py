@@ -1,1 +1,1 @@
-"""New: data/media/__init__."""
+"""Image and audio files: where they are, archives, and a cache of what was decoded."""

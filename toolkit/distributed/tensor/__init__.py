@@ -1,1 +1,1 @@
-"""New: distributed/tensor/__init__."""
+"""Tensor parallelism: plans, split layers, and a split vocabulary."""

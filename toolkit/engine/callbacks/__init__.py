@@ -1,4 +1,4 @@
-"""The toolkit's callbacks, one per file, listed in a dictionary here."""
+"""The toolkit's callbacks, by what they act on, listed in a dictionary here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Certificates: verify the toolkit's guarantees on your model and data.
 
-`toolkit.lab.certify.trainings` trains on a few rows. Each promise has a module that lists the trainings it needs and
-checks their results. `toolkit.commands.runs` runs both.
+`toolkit.lab.certify.trainings` trains on a few rows. Each promise lists the trainings it needs and checks their
+results, in `promises` and `strategy`. `toolkit.commands.runs` runs both.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Measures the effect of settings on memory, time and quality, on your own model, rows and machine.
 
-`variants` defines the variants, `running` starts a process for each run, in which `worker` trains and measures, and
-`summary` compares the variants with the first one.
+`variants` defines the variants, `runs` starts a process for each run, which trains and measures, `statistics` compares
+the variants with the first one, `report` collects what was found, and `page` and `pictures` show it.
 """

@@ -1,1 +1,1 @@
-"""New: lab/jobs/__init__."""
+"""Trainings that tools start: as processes of their own, with settings that suit what is measured."""
