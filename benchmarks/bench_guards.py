@@ -33,7 +33,7 @@ from ours import STEPS_ONLY, Steps, fresh
 from pairs import ROOT, Runs, Side, calling, compared, interleave, parser, read_options, write
 
 if TYPE_CHECKING:
-    from toolkit.api.batch import Batch
+    pass
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,10 @@ class Turns(Steps):
         super().__init__()
         self.on, self.turns = on, [on]
 
-    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+    def after_step(self, record: Mapping[str, float]) -> None:
         """Notes a step, and whose turn is next."""
-        super().step(step, batches, record)
-        self.on ^= step % 2 == 1
+        super().after_step(record)
+        self.on ^= self.training.state.step % 2 == 1
         self.turns.append(self.on)
 
     def seconds(self, on: bool, warm_up: int) -> list[float]:

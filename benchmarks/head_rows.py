@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast, Wav2Vec2FeatureExtractor
 
 from toolkit.api.batch import IGNORE_INDEX, Batch
 from toolkit.api.random import RowRandom
+from toolkit.api.task import Task
 from toolkit.data.batching.batches import collate
 from toolkit.recipe import load_settings, load_task_type
 
@@ -57,8 +58,13 @@ def recipe_task(recipe: str, *overrides: str, smoke: str = "smoke") -> Any:
     return task_type(cfg.config)
 
 
-class TokenTask:
-    """Token classification, with only those methods of a task that a step needs; no recipe has this task."""
+class TokenTask(Task):
+    """Token classification, with only those members of a task that a step needs; no recipe has this task."""
+
+    auto_model = schema = check_row = preprocess = predict = decode = metrics = describe = scores = None
+
+    def __init__(self) -> None:
+        pass
 
     def configure(self, config: Any) -> None:
         """Sets the number of classes."""

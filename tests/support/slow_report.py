@@ -53,9 +53,9 @@ def main(output: Path) -> None:
     recipe_main(load_task_type(RECIPE), ["--config", str(CONFIG), *SETTINGS, f"output_dir={output / 'recipe'}"])
 
 
-def with_a_limit_after_training(run: Any) -> Any:
+def with_a_limit_after_training(*arguments: Any) -> Any:
     """Trains, then sets a short timeout for collectives."""
-    result = FIT(run)
+    result = FIT(*arguments)
     allow(timedelta(seconds=LIMIT_SECONDS))
     return result
 
