@@ -22,7 +22,7 @@ WORK = {
     "batch_find_timed": "toolkit.lab.batch_find.timed_steps",
     "calibrate": "toolkit.lab.plan.measure.measure_steps",
     "certify": "toolkit.lab.certify.worker.train",
-    "collectives": "toolkit.lab.collectives",
+    "collectives": "toolkit.lab.collectives.measure",
     "compare": "toolkit.lab.compare.runs.measure",
     "cross_validate": "toolkit.lab.cross_validate.measure",
     "lr_find": "toolkit.lab.lr_find.measure",

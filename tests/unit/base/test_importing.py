@@ -71,3 +71,9 @@ def test_modules_and_what_they_hold_are_found() -> None:
 def test_a_name_that_leads_nowhere_is_named(name: str, message: str) -> None:
     with pytest.raises(ImportError, match=message):
         import_object(name)
+
+
+def test_the_works_of_tools_are_functions() -> None:
+    from toolkit.lab.worker import WORK
+
+    assert {name: place for name, place in WORK.items() if not callable(import_object(place))} == {}
