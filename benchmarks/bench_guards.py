@@ -106,7 +106,7 @@ class Turns(Steps):
     def after_step(self, record: Mapping[str, float]) -> None:
         """Notes a step, and whose turn is next."""
         super().after_step(record)
-        self.on ^= self.training.state.step % 2 == 1
+        self.on ^= len(self.turns) % 2 == 1
         self.turns.append(self.on)
 
     def seconds(self, on: bool, warm_up: int) -> list[float]:

@@ -159,8 +159,8 @@ def test_steps_take_turns_and_each_is_measured_both_ways() -> None:
     for first in (False, True):
         turns = Turns(first)
         turns.clock.now = iter([0, 1, 3, 6, 10, 15, 21]).__next__
-        for step in range(1, 8):
-            turns.step(step, [], {"loss_sum": 1.0, "num_items": 1})
+        for _ in range(7):
+            turns.after_step({"loss_sum": 1.0, "num_items": 1})
         both = {"with": turns.seconds(True, 1), "without": turns.seconds(False, 1)}
         runs[f"{first} first"] = [both | {"seconds": 0}]
     assert runs["False first"] == [{"with": [1, 2, 5, 6], "without": [3, 4], "seconds": 0}]
@@ -173,6 +173,6 @@ def test_what_takes_turns_is_there_while_it_is_on() -> None:
     with without(PARTS["phases"], lambda: not turns.on), timed_phases() as clock:
         with phase("fetch"):
             assert clock.phase == "fetch"
-        turns.step(1, [], {"loss_sum": 1.0, "num_items": 1})
+        turns.after_step({"loss_sum": 1.0, "num_items": 1})
         with phase("fetch"):
             assert clock.phase != "fetch"
