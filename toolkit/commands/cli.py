@@ -14,69 +14,60 @@ from toolkit.base.package import import_object
 from toolkit.base.version import __version__
 from toolkit.commands import options
 
-COMMANDS = {
-    "init": ("toolkit.commands.recipes", "write a YAML for your data that trains, with the reason of every setting"),
-    "ls": ("toolkit.commands.recipes", "list the recipes that come with the toolkit, and their configurations"),
-    "cp": ("toolkit.commands.recipes", "copy a recipe and its configurations, to change them"),
-    "train": ("toolkit.commands.train", "train a recipe, on one or several processes"),
-    "validate": ("toolkit.commands.train", "check a configuration and list everything that is wrong with it"),
-    "explain": ("toolkit.commands.train", "show every setting: value and source, or without --config its meaning"),
-    "schema": ("toolkit.commands.train", "print the JSON Schema of a recipe's YAML, for editors"),
-    "lr-plot": ("toolkit.commands.find", "plot the learning rate of a run over its steps"),
-    "lr-find": (
-        "toolkit.commands.find",
-        "find a learning rate: train while it rises, and see where the loss falls",
-    ),
-    "batch-find": (
-        "toolkit.commands.find",
-        "find a micro-batch: the largest that fits, and the fastest",
-    ),
-    "fetch": ("toolkit.commands.data", "put a run's model and rows into a folder, for machines without a network"),
-    "preflight": ("toolkit.commands.plan", "check this machine before a run: files, disks, memory, GPUs, network"),
-    "slurm": ("toolkit.commands.train", "write a job script for Slurm: training, seeds, a comparison or a search"),
-    "profile": ("toolkit.commands.plan", "measure where the time of a step goes, and what to change"),
-    "plan": ("toolkit.commands.plan", "estimate a run's memory and suggest settings that fit"),
-    "certify": ("toolkit.commands.runs", "verify the toolkit's guarantees on your model and data"),
-    "scale": ("toolkit.commands.plan", "measure how a training scales with the number of its processes"),
-    "collectives": ("toolkit.commands.plan", "measure what exchanges between processes cost here"),
-    "baseline": (
-        "toolkit.commands.compare",
-        "score answers that need no training: constant ones, simple models, and the model as it is",
-    ),
-    "compare": (
-        "toolkit.commands.compare",
-        "measure the effect of settings on memory, time and quality",
-    ),
-    "cross-validate": (
-        "toolkit.commands.compare",
-        "train on all but one of several folds of the rows, in turn, and average the scores",
-    ),
-    "doctor": (
-        "toolkit.commands.data",
-        "look for what is wrong with the rows: repeated, leaked or unusual ones, wrong labels, limits that cut",
-    ),
-    "search": ("toolkit.commands.compare", "search settings: the best point of a space, by trials"),
-    "predict": ("toolkit.commands.predict", "predict new rows with a finished run"),
-    "serve": ("toolkit.commands.deploy", "answer rows over HTTP with a finished run"),
-    "demo": ("toolkit.commands.deploy", "try a finished run on a page in the browser"),
-    "evaluate": ("toolkit.commands.predict", "evaluate a finished run on another labelled file"),
-    "runs": ("toolkit.commands.runs", "list the runs in a folder, or show them on a page with their curves"),
-    "diff": ("toolkit.commands.runs", "show what differs between two runs"),
-    "reproduce": (
-        "toolkit.commands.runs",
-        "repeat a run and check that the results are bit-identical",
-    ),
-    "export": (
-        "toolkit.commands.deploy",
-        "pack a finished run for others: a zip with a script, or the model as ONNX, torch.export, int8 or merged",
-    ),
-    "push": ("toolkit.commands.deploy", "push the model of a finished run to the Hub"),
-    "merge": ("toolkit.commands.deploy", "merge the adapters of a finished run into its model"),
-    "checkpoint": ("toolkit.commands.checkpoint", "show, verify or convert a checkpoint"),
-    "verify": ("toolkit.commands.checkpoint", "verify every file of a run"),
-    "data": ("toolkit.commands.data", "show what a run will be trained on, or download a public dataset"),
+GROUPS = {
+    "Start with your data": {
+        "init": ("toolkit.commands.recipes", "write a YAML that trains on your data, with reasons"),
+        "ls": ("toolkit.commands.recipes", "list the recipes and their configurations"),
+        "cp": ("toolkit.commands.recipes", "copy a recipe and its configurations, to change them"),
+        "data": ("toolkit.commands.data", "show what a run trains on, or download a public dataset"),
+        "validate": ("toolkit.commands.train", "check a configuration and list every problem"),
+        "explain": ("toolkit.commands.train", "show every setting's value and source, or its meaning"),
+        "schema": ("toolkit.commands.train", "print the JSON Schema of a recipe's YAML, for editors"),
+    },
+    "Train and compare runs": {
+        "train": ("toolkit.commands.train", "train a recipe, on one or several processes"),
+        "evaluate": ("toolkit.commands.predict", "evaluate a finished run on another labelled file"),
+        "runs": ("toolkit.commands.runs", "list the runs in a folder, or write a page with their curves"),
+        "diff": ("toolkit.commands.runs", "show the differences between two runs"),
+        "checkpoint": ("toolkit.commands.checkpoint", "show, verify or convert a checkpoint"),
+        "verify": ("toolkit.commands.checkpoint", "verify the checksums of all files of a run"),
+        "reproduce": ("toolkit.commands.runs", "repeat a run and check that the results are bit-identical"),
+        "certify": ("toolkit.commands.runs", "verify the toolkit's guarantees on your model and data"),
+    },
+    "Improve data and settings": {
+        "doctor": ("toolkit.commands.data", "find duplicate, leaked, unusual and mislabelled rows"),
+        "baseline": ("toolkit.commands.compare", "score simple models and the model before training"),
+        "lr-find": ("toolkit.commands.find", "find a learning rate by a range test"),
+        "lr-plot": ("toolkit.commands.find", "plot the learning rate over the steps of a run"),
+        "batch-find": ("toolkit.commands.find", "find the largest micro-batch that fits, and the fastest"),
+        "compare": ("toolkit.commands.compare", "measure the effect of settings on memory, time and quality"),
+        "search": ("toolkit.commands.compare", "search for the best settings by trials"),
+        "cross-validate": ("toolkit.commands.compare", "train on every fold of the rows and average the scores"),
+        "profile": ("toolkit.commands.plan", "measure where the time of a step goes, and what to change"),
+    },
+    "Use machines and clusters": {
+        "plan": ("toolkit.commands.plan", "estimate a run's memory and suggest settings that fit"),
+        "preflight": ("toolkit.commands.plan", "check this machine: files, disks, memory, GPUs, network"),
+        "fetch": ("toolkit.commands.data", "bundle a run's model and rows for machines without a network"),
+        "slurm": ("toolkit.commands.train", "write a Slurm job: training, seeds, a comparison, a search"),
+        "scale": ("toolkit.commands.plan", "measure how a training scales with its processes"),
+        "collectives": ("toolkit.commands.plan", "measure the speed of exchanges between processes"),
+    },
+    "Hand over a finished run": {
+        "predict": ("toolkit.commands.predict", "predict new rows"),
+        "export": ("toolkit.commands.deploy", "export a zip, ONNX, torch.export, int8 or merged weights"),
+        "merge": ("toolkit.commands.deploy", "merge the adapters of a run into its model"),
+        "serve": ("toolkit.commands.deploy", "serve predictions over HTTP"),
+        "demo": ("toolkit.commands.deploy", "try the model on a page in the browser"),
+        "push": ("toolkit.commands.deploy", "push the model to the Hub"),
+    },
 }
-"""Sub-commands with their modules, which have a table `COMMANDS` of their own, and their summaries."""
+"""Sub-commands by group, in the order of use: their module and summary.
+
+The module has a table `COMMANDS` of its own.
+"""
+COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
+"""The same without the groups."""
 
 
 def command_of(name: str) -> options.Command:
@@ -85,18 +76,30 @@ def command_of(name: str) -> options.Command:
     return commands[name]
 
 
+def overview() -> str:
+    """Returns the commands with their summaries, by group, for a terminal of 80 columns."""
+    width = max(map(len, COMMANDS))
+    return "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {name:{width}}  {summary}" for name, (_, summary) in group.items())])
+        for title, group in GROUPS.items()
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs `toolkit <command> ...` and ends the process; exit codes as in `toolkit.main`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         arguments = ["--help"]
     parser = argparse.ArgumentParser(
-        prog="toolkit", description="Fine-tune Hugging Face models reproducibly.", allow_abbrev=False
+        prog="toolkit",
+        usage="%(prog)s [-h] [--version] command ...",
+        description=f"Fine-tune Hugging Face models reproducibly.\n\n{overview()}",
+        epilog="`toolkit command --help` shows the arguments of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"toolkit {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for name, (_, summary) in COMMANDS.items():
-        commands.add_parser(name, help=summary, add_help=False)
+    parser.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)
     name = parser.parse_known_args(arguments[:1])[0].command
     summary, chosen = COMMANDS[name][1], command_of(name)
     # The arguments get a separate parser: only `parse_intermixed_args` accepts overrides after an option, and argparse

@@ -9,7 +9,7 @@ import pytest
 from commands import run_command
 
 from toolkit.commands import options
-from toolkit.commands.cli import COMMANDS, command_of
+from toolkit.commands.cli import COMMANDS, command_of, overview
 
 
 def arguments() -> Iterator[tuple[str, argparse.Action]]:
@@ -74,3 +74,9 @@ def test_a_command_takes_a_former_spelling(capsys):
 def test_numbers_below_the_least_are_refused(text, capsys):
     assert run_command("lr-plot", "recipes/reviews.py", "--config", "x.yaml", "--processes", text) == 2
     assert f"--processes: received {text}, must be a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_the_overview_names_every_command_once_and_fits_a_terminal() -> None:
+    lines = overview().splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(COMMANDS)
+    assert max(map(len, lines)) <= 80
