@@ -24,7 +24,8 @@ LOGGER = logging.getLogger("toolkit")
 """The logger of all output for users."""
 LOGGER.addHandler(logging.NullHandler())  # without any handler, Python would print warnings to stderr
 
-_PLAIN_WIDTH = 80
+PLAIN_WIDTH = 80
+"""Columns of output that is no terminal."""
 _BLANK_LINE = "blank_line_before"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -77,7 +78,7 @@ class _Rendered:
     def __str__(self) -> str:
         from rich.console import Console
 
-        plain = Console(file=io.StringIO(), width=_PLAIN_WIDTH, highlight=False)
+        plain = Console(file=io.StringIO(), width=PLAIN_WIDTH, highlight=False)
         with plain.capture() as captured:
             plain.print(self.renderable)
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
@@ -214,7 +215,7 @@ def rich_console() -> Console:
     """Returns a console as wide as the terminal, or 80 columns wide if there is none."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
 
 
 def print_table(title: str, rows: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.files import expanded
+from toolkit.base.outputs import output_folder
 from toolkit.commands import options
 from toolkit.commands.options import Command
 
@@ -126,7 +127,7 @@ def _convert(path: Path, arguments: argparse.Namespace) -> None:
         raise InputError("--output-dir: `toolkit checkpoint convert` needs a folder to write to")
     quiet_libraries()
     checkpoint = _newest(path)
-    output = options.output_folder(arguments.output_dir)
+    output = output_folder(arguments.output_dir)
     if arguments.format:
         folder = convert_format(checkpoint, output, arguments.format)
         say(f"wrote {folder}; resume with checkpoint.resume={folder}")

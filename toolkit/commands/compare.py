@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.base.cli_errors import EXIT_INTERRUPT
 from toolkit.base.errors import ConfigError, InputError, RunError
 from toolkit.base.files import expanded
+from toolkit.base.outputs import output_folder
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least
 from toolkit.lab.compare.variants import MODES, QUESTIONS, Variant, combine, of_question, read_switch
@@ -525,7 +526,7 @@ def run_baseline(arguments: argparse.Namespace) -> None:
     task = task_type(cfg)
     if arguments.no_model and not task.has("baselines"):
         raise InputError("--no-model: this task has no baseline but its model; remove the option")
-    output = options.output_folder(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-baseline")
+    output = output_folder(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-baseline")
     with TemporaryDirectory(prefix="baseline-") as folder:
         overrides = [*arguments.overrides, *_baseline_overrides(), f"output_dir={folder}/run"]
         Launch.of(None, 1).load(task_type, arguments.config, overrides)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.base.errors import InputError
 from toolkit.base.files import expanded
+from toolkit.base.outputs import output_folder
 from toolkit.catalog.entries import CATALOG, DEFAULT_FOLDER
 from toolkit.commands import options
 from toolkit.commands.options import Command
@@ -124,7 +125,7 @@ def run_doctor(arguments: argparse.Namespace) -> None:
     from toolkit.recipe import load_settings
 
     cfg = loaded.config
-    output = options.output_folder(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-doctor")
+    output = output_folder(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-doctor")
     examined = examine(subject(task_type, cfg), run, Path(arguments.recipe))
     given = arguments.overrides
     found = {

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from toolkit.base.files import expanded
+from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import options
 from toolkit.commands.options import Command
@@ -42,7 +43,7 @@ def run_export(arguments: argparse.Namespace) -> None:
         _write_zip(arguments, folder, _zip_file(arguments, folder))
     else:
         default = f"{folder.absolute()}-{arguments.format}"
-        output = options.output_folder(arguments.output or default, "--output", make=False)
+        output = output_folder(arguments.output or default, "--output", make=False)
         write_folder(arguments, arguments.format, output, arguments.parity_rows or EXPORT_MOST)
 
 
@@ -53,7 +54,7 @@ def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
     for option in ("--data", "--parity-rows"):
         if getattr(arguments, option[2:].replace("-", "_")) is not None:
             raise InputError(f"{option}: a zip has the run's own model, which is not compared; remove it")
-    output = options.output_file(arguments.output or f"{folder.absolute()}.zip")
+    output = output_file(arguments.output or f"{folder.absolute()}.zip")
     if output.suffix.lower() != ".zip":
         raise InputError(f"--output: received {output.name!r}, expected a name that ends in .zip")
     return output
@@ -206,7 +207,7 @@ def run_merge(arguments: argparse.Namespace) -> None:
     refuse_launcher("merge")
     folder = expanded(arguments.run)
     read_settings(folder, arguments.recipe)  # a wrong run is said before the folder that would be in it
-    output = options.output_folder(arguments.output_dir or RunFolder(folder).merged, make=False)
+    output = output_folder(arguments.output_dir or RunFolder(folder).merged, make=False)
     write_folder(arguments, "merged", output, arguments.parity_rows or MERGE_MOST)
 
 

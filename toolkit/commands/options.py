@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from toolkit.api.task import Task
     from toolkit.config import Loaded
     from toolkit.deploy.trained import TrainedRun
+    from toolkit.lab.tool import Request
 
 
 class Command(NamedTuple):
@@ -173,20 +175,6 @@ def with_current_names(command: str, arguments: Sequence[str]) -> list[str]:
     return ["".join((former.get(name, name), equals, value)) for name, equals, value in split]
 
 
-def output_file(path: str | Path, option: str = "--output") -> Path:
-    """Returns the file of an option, `--output` unless another is named, after checking that it can be written.
-
-    Raises:
-        InputError: if its folder does not exist, or the file cannot be written.
-    """
-    file = expanded(path)
-    if not file.parent.is_dir():
-        raise InputError(f"{option}: there is no folder {file.parent.absolute()}; create it first")
-    if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise InputError(f"{option}: cannot write {file.absolute()}; use another file")
-    return file
-
-
 def refuse_input(file: Path, inputs: Sequence[str], option: str = "--output") -> None:
     """Refuses to write a file that is read.
 
@@ -203,29 +191,6 @@ def refuse_input(file: Path, inputs: Sequence[str], option: str = "--output") ->
     read = [expanded(each) for name in inputs for each in files_of(name)]
     if any(kind_of(each) == kind_of(file) == "file" and file.samefile(each) for each in read):
         raise InputError(f"{option}: {file} is an input and would be overwritten; use another file")
-
-
-def output_folder(path: str | Path, option: str = "--output-dir", make: bool = True) -> Path:
-    """Returns the folder of an option, `--output-dir` unless another is named.
-
-    Args:
-        path: the folder.
-        option: the option, for the error.
-        make: whether to create it if it does not exist; if not, only its parent must exist.
-
-    Raises:
-        InputError: if it is not an empty folder, or cannot be created.
-    """
-    folder = expanded(path)
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise InputError(f"{option}: {folder.absolute()} is not an empty folder; use another one, or delete it")
-    if not make:
-        return folder if folder.is_dir() else output_file(folder, option)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{option}: cannot make the folder {folder.absolute()}: {error.strerror}") from error
-    return folder
 
 
 READ_FROM_REQUESTS = ("columns", "unescape_html")
@@ -369,3 +334,38 @@ def load(arguments: argparse.Namespace) -> tuple[type[Task], Loaded]:
     find(arguments)
     task_type = load_task_type(arguments.recipe)
     return task_type, load_settings(task_type, arguments.config, arguments.overrides)
+
+
+def request(arguments: argparse.Namespace, suffix: str, processes: int | None = None, least: int = 1) -> Request:
+    """Returns the request of a command for a tool.
+
+    Args:
+        arguments: those of the command, with `--launch` if it has it.
+        suffix: what the name of its output folder adds to that of the run, if it is not set.
+        processes: processes of a run, if `--processes` does not have their number.
+        least: fewest processes.
+
+    Raises:
+        ConfigError: if a setting is invalid.
+        InputError: if the recipe cannot be loaded, or the processes cannot be started.
+    """
+    task_type, loaded = load(arguments)
+
+    from toolkit.base.console import quiet_libraries
+    from toolkit.lab.jobs.jobs import Launch
+    from toolkit.lab.tool import Request
+
+    quiet_libraries()
+    given = vars(arguments)
+    launch = Launch.of(given.get("launch"), given.get("processes") if processes is None else processes)
+    launch.check(least)
+    return Request(
+        recipe=Path(arguments.recipe),
+        config=Path(arguments.config),
+        overrides=arguments.overrides,
+        task_type=task_type,
+        cfg=loaded.config,
+        launch=launch,
+        output=expanded(arguments.output_dir or f"{loaded.config.output_dir.rstrip('/')}-{suffix}"),
+        command=shlex.join(arguments.command),
+    )

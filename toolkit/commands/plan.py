@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.base.cli_errors import EXIT_INTERRUPT
 from toolkit.base.errors import ConfigError, InputError, RunError
 from toolkit.base.files import expanded
+from toolkit.base.outputs import output_file, output_folder
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least
 from toolkit.config.sections import Config
@@ -76,7 +77,7 @@ def run_plan(arguments: argparse.Namespace) -> None:
 
     if arguments.bandwidth and not arguments.calibrate:
         raise InputError("--bandwidth: has no effect without --calibrate, which measures the compute time")
-    output = options.output_file(arguments.output) if arguments.output else None
+    output = output_file(arguments.output) if arguments.output else None
     capacity = parse_bytes(arguments.gpu_memory, "--gpu-memory") if arguments.gpu_memory else None
     bandwidth = parse_bytes(arguments.bandwidth, "--bandwidth") if arguments.bandwidth else None
     task_type, loaded = options.load(arguments)
@@ -388,7 +389,7 @@ def run_profile(arguments: argparse.Namespace) -> None:
     overrides = [*arguments.overrides, *written(settings | unfrozen_at_once(loaded.config))]
     cfg = launch.load(task_type, arguments.config, overrides)
     refuse_wrong_launch(cfg, task_type, launch.processes)
-    output = options.output_folder(arguments.output_dir or f"{loaded.config.output_dir.rstrip('/')}-profile")
+    output = output_folder(arguments.output_dir or f"{loaded.config.output_dir.rstrip('/')}-profile")
     quiet_libraries()
     with TemporaryDirectory(prefix="profile-") as name:
         measured = _profile_measured(arguments, [*overrides, f"output_dir={name}/run"], launch, Path(name))
@@ -594,7 +595,7 @@ def run_collectives(arguments: argparse.Namespace) -> None:
         arguments.launch, arguments.processes or (COLLECTIVES_PROCESSES if arguments.launch is None else None)
     )
     launch.check(2)
-    output = options.output_folder(arguments.output_dir or "outputs/collectives")
+    output = output_folder(arguments.output_dir or "outputs/collectives")
     measured = _collectives_measured(launch, {"sizes": SIZES})
     facts = {"processes": launch.processes, "command": shlex.join(arguments.command)}
     found = collectives.found_of(measured, SIZES, facts)

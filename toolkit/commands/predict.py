@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.api.batch import EvalData
 from toolkit.base.files import expanded
+from toolkit.base.outputs import output_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import options
 from toolkit.commands.options import Command, open_trained
@@ -88,7 +89,7 @@ def _output(arguments: argparse.Namespace) -> Path | None:
         stem = Path(name).stem if suffix else name
         output = files[0].with_name(f"{stem}.predictions{suffix if known else '.csv'}")
     check_format(output)
-    output = options.output_file(output)
+    output = output_file(output)
     options.refuse_input(output, arguments.input or [])
     return output
 
@@ -179,7 +180,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     from toolkit.distributed.collectives import on_main
     from toolkit.report.scores import Scores, quality_of
 
-    output = options.output_file(arguments.output) if arguments.output else None
+    output = output_file(arguments.output) if arguments.output else None
     bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(expanded(arguments.run)).bad_rows_evaluate
     for file, what in ((output, "--output"), (bad, "--data: the list of unusable rows")):
         if file:

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.outputs import output_file
 from toolkit.commands import options
 from toolkit.commands.options import Command
 
@@ -47,7 +48,7 @@ def run_init(arguments: argparse.Namespace) -> None:
     from toolkit.lab.init.files import name_of
 
     quiet_libraries()
-    output = options.output_file(arguments.output or f"{name_of(arguments.source)}.yaml")
+    output = output_file(arguments.output or f"{name_of(arguments.source)}.yaml")
     if output.exists():
         raise InputError(f"{output} exists; name another file with --output, or delete it")
     overrides = list(arguments.overrides)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import expanded
+from toolkit.base.outputs import output_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import is_own_run, refuse_unknown, shipped_copy
 from toolkit.commands import options
@@ -59,7 +60,7 @@ def run_runs(arguments: argparse.Namespace) -> None:
     from toolkit.lab.board import chosen, entry_of, refuse_unknown
     from toolkit.report.runs import find_records, repeats
 
-    files = {name: options.output_file(path, f"--{name}") for name in ("html", "csv")
+    files = {name: output_file(path, f"--{name}") for name in ("html", "csv")
              if (path := getattr(arguments, name))}  # fmt: skip
     folder = expanded(arguments.folder)
     every = [entry_of(record, folder) for record in find_records(folder)]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.task import Task
+from toolkit.base.outputs import output_file
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least
 from toolkit.config.describe import explain_text, help_text, schema
@@ -262,7 +263,7 @@ def run_slurm(arguments: argparse.Namespace) -> None:
     from toolkit.base.files import written_whole
     from toolkit.lab.slurm import script
 
-    output = options.output_file(arguments.output)
+    output = output_file(arguments.output)
     text = script(_job(arguments))
     with written_whole(output) as file:
         file.write(text)

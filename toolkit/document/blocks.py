@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from toolkit.base.console import format_value
 from toolkit.document.svg import Drawing
@@ -205,6 +205,14 @@ class Section:
 
     title: str
     blocks: Sequence[Block]
+
+
+class Page(NamedTuple):
+    """A report, as HTML and as Markdown; of its title and the sentence below it, the latter may be empty."""
+
+    title: str
+    lead: str
+    sections: Sequence[Section]
 
 
 def shown(value: Any) -> str:

@@ -55,33 +55,6 @@ def learning_rate(
         figure.savefig(file, dpi=120, format=path.suffix.removeprefix(".") or "png")
 
 
-def rate_test(rates: Sequence[float], losses: Sequence[float], marks: Mapping[str, float], path: Path) -> None:
-    """Plots the curve of a learning-rate range test.
-
-    Args:
-        rates: learning rates.
-        losses: the smoothed loss at each; NaN leaves a gap.
-        marks: learning rates to mark, by name.
-        path: the PNG file to write.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    axes.semilogx(rates, losses, color=TRAIN)
-    for number, (name, rate) in enumerate(marks.items()):
-        axes.axvline(rate, color=INK, linestyle=(0, (2 + 2 * number, 2)), linewidth=1, label=f"{name}: {rate:.3g}")
-    axes.set_xlabel("learning rate", color=INK)
-    axes.set_ylabel("loss", color=INK)
-    axes.legend(fontsize="small", frameon=False)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    with written_whole(path, "wb") as file:
-        figure.savefig(file, dpi=120, format="png")
-
-
 def curves(charts: Sequence[tuple[str, str, Mapping[str, Line]]]) -> bytes:
     """Plots curves over the steps of a run, two per row.
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.base.console import rich_console
+from toolkit.base.console import PLAIN_WIDTH, rich_console, say
 from toolkit.base.files import write_text
 from toolkit.base.version import __version__
 from toolkit.document.blocks import (
@@ -23,6 +24,7 @@ from toolkit.document.blocks import (
     Gallery,
     Highlights,
     Overlay,
+    Page,
     Section,
     Table,
     Text,
@@ -30,7 +32,7 @@ from toolkit.document.blocks import (
     sort_value,
 )
 from toolkit.document.charts import Axis, axis
-from toolkit.document.svg import sheet
+from toolkit.document.svg import Drawing, sheet
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -222,19 +224,37 @@ def print_table(table: Table) -> None:
     rich_console().print(drawn)
 
 
-def write_document(folder: Path, name: str, title: str, lead: str, sections: Sequence[Section]) -> None:
-    """Writes a report as HTML and Markdown, and the drawings in its galleries as SVG files for the latter.
+def print_blocks(blocks: Iterable[Block]) -> None:
+    """Prints tables, texts wrapped to 80 columns, and code; a blank line between two blocks, and no pictures."""
+    for number, block in enumerate(each for each in blocks if isinstance(each, Text | Code | Highlights | Table)):
+        if number:
+            say("")
+        match block:
+            case Table():
+                print_table(block)
+            case Highlights(figures):
+                say(" · ".join(f"{name} {value}" for name, value in figures))
+            case Text(text):
+                say(fill(text, PLAIN_WIDTH, break_long_words=False, break_on_hyphens=False))
+            case Code(text):
+                say(text)
 
-    Args:
-        folder: the folder to write to.
-        name: name of the files, without their ending.
-        title: title of the page.
-        lead: sentence below the title; may be empty.
-        sections: content of the report.
-    """
-    write_text(folder / f"{name}.md", render_markdown(title, lead, sections))
-    write_text(folder / f"{name}.html", render_html(title, lead, sections))
-    galleries = [block for section in sections for block in section.blocks if isinstance(block, Gallery)]
-    for figure in (figure for gallery in galleries for figure in gallery.figures):
-        if figure.drawing is not None:
-            write_text(folder / figure.file, sheet([figure.drawing]))
+
+def save_page(folder: Path, name: str, page: Page) -> None:
+    """Writes a report as `name` .html and .md, and the drawings that the latter names as SVG files."""
+    write_text(folder / f"{name}.md", render_markdown(*page))
+    write_text(folder / f"{name}.html", render_html(*page))
+    for file, drawings in _drawings(block for section in page.sections for block in section.blocks):
+        write_text(folder / file, sheet(drawings))
+
+
+def _drawings(blocks: Iterable[Block]) -> Iterator[tuple[str, list[Drawing]]]:
+    """Yields the names of image files with their drawings; the figures of a gallery that has a file share it."""
+    for block in blocks:
+        match block:
+            case Figure(drawing=Drawing() as drawing, file=file) if file:
+                yield file, [drawing]
+            case Gallery(figures, file=file) if file:
+                yield file, [figure.drawing for figure in figures if figure.drawing is not None]
+            case Gallery(figures):
+                yield from _drawings(figures)

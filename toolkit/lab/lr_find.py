@@ -1,9 +1,9 @@
-"""The learning-rate range test: the ramp, how its losses are read, and what it found as words, overrides and a page."""
+"""The learning-rate range test: the ramp, how its losses are read, and which rates follow from them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,128 +12,227 @@ import numpy as np
 
 from toolkit.api.training import Callback
 from toolkit.base.console import format_value
-from toolkit.base.files import write_json, write_text
+from toolkit.base.errors import InputError, RunError
+from toolkit.config.keys import written
+from toolkit.config.sections import Config
 from toolkit.distributed.collectives import data_sum
 from toolkit.distributed.non_finite import NonFiniteGradient, NonFiniteParameters
-from toolkit.document import render
-from toolkit.document.blocks import Code, Figure, Section, Table, Text
+from toolkit.document.blocks import Block, Code, Figure, Page, Section, Table, Text
 from toolkit.document.charts import Line, line_chart
 from toolkit.document.render import text_chart
-from toolkit.document.svg import Drawing, sheet
+from toolkit.document.svg import Drawing
+from toolkit.lab.jobs.jobs import step_rows
+from toolkit.lab.jobs.training import STEPS_ONLY, unfrozen_at_once
+from toolkit.lab.tool import Report, Request
+from toolkit.optim.presets import PRESETS
 from toolkit.optim.schedules import factor_of, peak_rate
 from toolkit.recipe import load_settings, load_task_type
 
-Found = Mapping[str, Any]
-"""Contents of `lr_find.json`."""
 POINTS = {
     "start_of_decline": "the loss begins to fall",
     "steepest": "it falls fastest",
     "lowest": "it is lowest",
-    "divergence": "it begins to rise: training diverges from here",
+    "divergence": "it rises from here: training diverges",
 }
 """The rates of a reading, in the order in which they are shown."""
+ENDS = {
+    "finished": "It ran through all of its steps.",
+    "diverged": "It ended early, because the loss had diverged.",
+    "not finite": "It ended early, because a gradient or a parameter was not finite.",
+}
 PLOT = "Loss after an update at each learning rate"
+RANGE = 1000.0
+"""The test rises from the configured rate divided by this to the rate multiplied by it."""
+CYCLES = ("one_cycle", "cyclic")
+CYCLE = 100
+"""Steps for which `cyclic` rises, as an example."""
 
 
-def words(found: Found) -> list[str]:
-    """Returns what was found, as lines of at most 80 characters."""
-    lines = []
-    for letter, (name, meaning) in zip("ABCD", POINTS.items(), strict=True):
-        rate = found["others"][name]
-        lines.append(f"  {letter}  {'-' if rate is None else format_value(rate):>9}  {meaning}")
-    if found["others"]["divergence"] is None:
-        lines[-1] = f"  D          -  the loss does not rise up to {format_value(found['to'])}"
-    return lines
+@dataclass(frozen=True, kw_only=True)
+class LearningRates(Report):
+    """What a test found."""
+
+    FILE = "lr_find"
+    suggestion: float | None
+    """The peak rate for the configured schedule; None if the curve is flat."""
+    schedule: str
+    """The key of the configured schedule in `overrides`."""
+    overrides: dict[str, list[str]]
+    """Overrides by schedule: `plain` ones decay from the peak or stay at it."""
+    others: dict[str, Any]
+    curve: Sequence[tuple[float, float]]
+    """The rate of each update, and the mean loss per item after it."""
+    smoothed: Sequence[float]
+    ended: str
+    from_: float
+    to: float
+    ramp: str
+    steps: int
+    rows_per_step: int
+    processes: int
+    config: str
+    command: str
+
+    def page(self) -> Page:
+        """Returns the curve with its points, and the overrides."""
+        figure = Figure(PLOT, self._drawing(), file="lr_find.svg")
+        lead = "A learning-rate range test (Smith 2017, arXiv 1506.01186)."
+        sections = [Section("Curve", [figure, self._points(), self._how()]), Section("Overrides", [*self._choices()])]
+        return Page(f"Learning rates for {self.config}", lead, sections)
+
+    def on_terminal(self) -> list[Block]:
+        """Returns the curve as text, its points, and the overrides."""
+        marks = {letter: self.others[name] for letter, name in zip("ABCD", POINTS, strict=True) if self.others[name]}
+        chart = text_chart(*self._shown(), marks, "learning rate", "loss (smoothed)")
+        return [Code("\n".join(chart)), self._points(), *self._choices()]
+
+    def _points(self) -> Table:
+        meanings = dict(POINTS)
+        if self.others["divergence"] is None:
+            meanings["divergence"] = f"the loss does not rise up to {format_value(self.to)}"
+        rows = [
+            [f"{letter}  {name.replace('_', ' ')}", self.others[name], meaning]
+            for letter, (name, meaning) in zip("ABCD", meanings.items(), strict=True)
+        ]
+        return Table(["point", "learning rate", "where"], rows)
+
+    def _choices(self) -> Iterator[Block]:
+        if self.others["steepest"] is None:
+            assumed = "" if self.suggestion is None else "; a tenth of that of divergence is assumed"
+            yield Text(f"The loss does not clearly fall at any of these rates{assumed}. Try more --steps.")
+        lines = []
+        for name, overrides in self.overrides.items():
+            chosen = " (the configured one)" if name == self.schedule else ""
+            lines += [f"{name}{chosen}:", *(f"  {override}" for override in overrides)]
+        yield Code("\n".join(lines))
+
+    def _drawing(self) -> Drawing:
+        rates, smoothed = self._shown()
+        lowest, highest = (end(value for value in smoothed if math.isfinite(value)) for end in (min, max))
+        raw = [loss if loss is not None and loss <= highest else None for _, loss in self.curve]
+        lines: dict[str, Line] = {"loss, smoothed": (rates, smoothed)}
+        for name in POINTS:
+            if (rate := self.others[name]) is not None:
+                lines[name.replace("_", " ")] = ([rate, rate], [lowest, highest])
+        return line_chart(
+            lines, title=PLOT, x_label="learning rate", y_label="loss", log_x=True,
+            thin={"loss, smoothed": [(rates, raw)]},
+        )  # fmt: skip
+
+    def _shown(self) -> tuple[list[float], list[float]]:
+        """Returns the rates and the smoothed losses, without those that would hide the rest."""
+        first = self.smoothed[0]
+        limit = first + max(first - min(self.smoothed), 0.1 * abs(first))
+        return [rate for rate, _ in self.curve], [loss if loss <= limit else math.nan for loss in self.smoothed]
+
+    def _how(self) -> Text:
+        return Text(
+            f"Trained for {len(self.curve) + 1} of {self.steps} steps of {self.rows_per_step} rows while the rate rose "
+            f"from {format_value(self.from_)} to {format_value(self.to)}. {ENDS[self.ended]} Each point is the rate of "
+            "an update and the mean loss of the step after it; losses are smoothed with their neighbours. No model was "
+            "written."
+        )
 
 
-def choices(found: Found) -> list[str]:
-    """Returns the overrides for each kind of schedule, as lines."""
-    lines = []
-    if found["others"]["steepest"] is None:
-        assumed = "" if found["suggestion"] is None else "; a tenth of that of divergence is\nassumed"
-        lines.append(f"The loss does not clearly fall at any of these rates{assumed}. Try more --steps.")
-    for name, overrides in found["overrides"].items():
-        chosen = " (the configured one)" if name == found["schedule"] else ""
-        lines += [f"{name}{chosen}:", *(f"  {override}" for override in overrides)]
-    return lines
+def find(request: Request, start: float | None, end: float | None, ramp: str, steps: int) -> LearningRates:
+    """Trains while the rate rises, and reads the losses.
 
+    Args:
+        request: the run to find a rate for.
+        start: the first rate, or None for one that follows from the configured rate.
+        end: the last rate, or None as above.
+        ramp: `exponential` or `linear`.
+        steps: steps of the test.
 
-def chart(found: Found) -> list[str]:
-    """Returns the curve as lines of text."""
-    rates, losses = _shown(found)
-    marks = {
-        letter: found["others"][name]
-        for letter, name in zip("ABCD", POINTS, strict=True)
-        if found["others"][name] is not None
-    }
-    return text_chart(rates, losses, marks, "learning rate", "loss (smoothed)")
-
-
-def drawing(found: Found) -> Drawing:
-    """Returns the curve as a drawing."""
-    rates, smoothed = _shown(found)
-    highest = _highest(smoothed)
-    raw = [loss if loss is not None and loss <= highest else None for _, loss in found["curve"]]
-    lines: dict[str, Line] = {"loss, smoothed": (rates, smoothed)}
-    low = min(value for value in smoothed if math.isfinite(value))
-    for name in POINTS:
-        if (rate := found["others"][name]) is not None:
-            lines[name.replace("_", " ")] = ([rate, rate], [low, highest])
-    return line_chart(
-        lines, title=PLOT, x_label="learning rate", y_label="loss", log_x=True,
-        thin={"loss, smoothed": [(rates, raw)]},
+    Raises:
+        ConfigError: if the test cannot start.
+        InputError: if there is no range, or the optimizer has no rate.
+        RunError: if training fails, or the test ends too early to read anything from it.
+    """
+    cfg = request.cfg
+    low, high = _range(cfg, start, end)
+    tested = request.override(STEPS_ONLY, unfrozen_at_once(cfg), _ramp(cfg, low, high, ramp, steps))
+    request.make_output()
+    measured = tested.measured("lr_find")
+    curve = measured["curve"]
+    if len(curve) < 3:
+        raise RunError(
+            f"the loss was not finite after {len(curve)} steps already, at a rate of {low:g}; lower --start-lr"
+        )
+    rates, losses = zip(*curve, strict=True)
+    reading = read(rates, losses, blew_up=measured["ended"] != "finished")
+    schedule = cfg.train.lr_scheduler_type
+    return LearningRates(
+        suggestion=reading.high if schedule in CYCLES else reading.plain,
+        schedule=schedule if schedule in CYCLES else "plain",
+        overrides=_overrides(reading, cfg),
+        others={"start_of_decline": reading.decline, "steepest": reading.steepest, "lowest": reading.lowest,
+                "divergence": reading.divergence, "plain": reading.plain, "one_cycle": reading.high,
+                "cyclic": None if reading.high is None else [reading.decline, reading.high]},
+        curve=curve, smoothed=reading.smoothed, ended=measured["ended"], from_=low, to=high, ramp=ramp, steps=steps,
+        rows_per_step=step_rows(tested.cfg, request.launch.processes), processes=request.launch.processes,
+        config=str(request.config), command=request.command,
     )  # fmt: skip
 
 
-def _highest(values: Sequence[float]) -> float:
-    """Returns the largest finite value."""
-    return max(value for value in values if math.isfinite(value))
+def _range(cfg: Config, start: float | None, end: float | None) -> tuple[float, float]:
+    """Returns the first and the last rate."""
+    preset, rate = PRESETS[cfg.train.optim], cfg.train.learning_rate
+    if preset.relative_step or preset.averages:
+        why = (
+            "computes its own learning rate"
+            if preset.relative_step
+            else "averages weights instead of following a schedule"
+        )
+        raise InputError(f"train.optim: {cfg.train.optim} {why}, so no rate can be found for it; use another optimizer")
+    if not rate and None in (start, end):
+        raise InputError("train.learning_rate: received 0, from which no range follows; set --start-lr and --end-lr")
+    low, high = start or rate / RANGE, end or rate * RANGE
+    if low >= high:
+        raise InputError(f"--start-lr: {low:g} is not below --end-lr ({high:g})")
+    return low, high
 
 
-def _shown(found: Found) -> tuple[list[float], list[float]]:
-    """Returns the rates and the smoothed losses without those far above the first one, which would hide the rest."""
-    rates, smoothed = [rate for rate, _ in found["curve"]], found["smoothed"]
-    limit = smoothed[0] + max(smoothed[0] - min(smoothed), 0.1 * abs(smoothed[0]))
-    return rates, [loss if loss <= limit else math.nan for loss in smoothed]
-
-
-def sections(found: Found) -> list[Section]:
-    """Returns the sections of the page."""
-    rows = [[name.replace("_", " "), found["others"][name], meaning] for name, meaning in POINTS.items()]
-    figure = Figure(PLOT, drawing(found), file="lr_find.svg")
-    return [
-        Section("Curve", [figure, Table(["point", "learning rate", "where"], rows), Text(_how(found))]),
-        Section("Overrides", [Code("\n".join(choices(found)))]),
-        Section("Command", [Code(found["command"], "bash")]),
-    ]
-
-
-def _how(found: Found) -> str:
-    ended = {
-        "finished": "It ran through all of its steps.",
-        "diverged": "It ended early, because the loss had diverged.",
-        "not finite": "It ended early, because a gradient or a parameter was not finite.",
+def _ramp(cfg: Config, low: float, high: float, ramp: str, steps: int) -> dict[str, Any]:
+    """Returns the settings of the test; rates that are set separately rise in proportion."""
+    settings: dict[str, Any] = {
+        "train.learning_rate": high,
+        "train.lr_scheduler_type": "range_test",
+        "train.lr_scheduler_kwargs": {"start_lr": low, "mode": ramp},
+        "train.warmup_steps": 0,
+        "train.max_steps": steps,
+        "train.non_finite": "stop",
     }
-    return (
-        f"Trained for {len(found['curve']) + 1} of {found['steps']} steps of {found['rows_per_step']} rows while the "
-        f"rate rose from {format_value(found['from'])} to {format_value(found['to'])}. {ended[found['ended']]} Each "
-        "point is the rate of an update and the mean loss of the step after it; losses are smoothed with their "
-        "neighbours. No model was written."
-    )
+    if cfg.train.head_learning_rate is not None and cfg.train.learning_rate:
+        settings["train.head_learning_rate"] = cfg.train.head_learning_rate * high / cfg.train.learning_rate
+    return settings
 
 
-def write(found: Found, folder: Path) -> None:
-    """Writes `lr_find.json`, the page as HTML and Markdown, and the chart as SVG and PNG."""
-    from toolkit.document.plots import rate_test
+def _overrides(reading: Reading, cfg: Config) -> dict[str, list[str]]:
+    """Returns the overrides of each schedule."""
+    if reading.plain is None or reading.high is None:
+        return {}
+    train = cfg.train
 
-    title, lead = f"Learning rates for {found['config']}", "A learning-rate range test (Smith 2017, arXiv 1506.01186)."
-    write_json(folder / "lr_find.json", found)
-    write_text(folder / "lr_find.svg", sheet([drawing(found)]))
-    write_text(folder / "lr_find.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "lr_find.html", render.render_html(title, lead, sections(found)))
-    rates, smoothed = _shown(found)
-    marks = {name.replace("_", " "): found["others"][name] for name in POINTS if found["others"][name] is not None}
-    rate_test(rates, smoothed, marks, folder / "lr_find.png")
+    def settings(rate: float, **more: Any) -> list[str]:
+        rates: dict[str, Any] = {"train.learning_rate": _short(rate)}
+        if train.head_learning_rate is not None and train.learning_rate:
+            rates["train.head_learning_rate"] = _short(rate * train.head_learning_rate / train.learning_rate)
+        return written(rates | {f"train.{name}": value for name, value in more.items()})
+
+    low = _short(min(reading.decline or reading.high / 10, reading.high / 4))
+    cycle = {"warmup_steps": 0, **({"lr_scheduler_kwargs": {}} if train.lr_scheduler_kwargs else {})}
+    triangle = {"lr_scheduler_kwargs.base_lr": low, "lr_scheduler_kwargs.step_size_up": CYCLE}
+    return {
+        "plain": settings(reading.plain),
+        "one_cycle": settings(reading.high, lr_scheduler_type="one_cycle", **cycle),
+        "cyclic": settings(reading.high, lr_scheduler_type="cyclic", **cycle, **triangle),
+    }
+
+
+def _short(rate: float) -> float:
+    """Returns a rate with two significant digits."""
+    return float(f"{rate:.2g}")
 
 
 MEMORY = 0.9

@@ -106,7 +106,7 @@ def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, mon
         load_settings(load_task_type(ROOT / "recipes/reviews.py"), str(ROOT / "recipes/configs/reviews/smoke.yaml"),
                       [*TINY, *overrides])  # fmt: skip
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
-        f"lr_find.{kind}" for kind in ("html", "json", "md", "png", "svg")
+        f"lr_find.{kind}" for kind in ("html", "json", "md", "svg")
     ]
     assert {path.name for path in tmp_path.iterdir()} == {"out", "temporary"}
     assert not list((tmp_path / "temporary").iterdir())

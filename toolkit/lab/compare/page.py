@@ -13,7 +13,7 @@ from rich.text import Text as RichText
 
 from toolkit.base.console import format_bytes, format_duration, format_value, rich_console, shorten
 from toolkit.config.keys import to_yaml
-from toolkit.document.blocks import MISSING, Block, Cell, Code, Figure, Folded, Gallery, Section, Table, Text
+from toolkit.document.blocks import MISSING, Block, Cell, Code, Figure, Folded, Gallery, Page, Section, Table, Text
 from toolkit.lab.compare import pictures
 from toolkit.lab.compare.runs import is_busy
 from toolkit.lab.compare.statistics import PARTS
@@ -575,10 +575,10 @@ def _commands(numbered: list[tuple[int, Any]]) -> Iterator[Block]:
 def write(found: Mapping[str, Any], folder: Path) -> None:
     """Writes `comparison.json`, `comparison.html`, `comparison.md` and the charts of the latter to `folder`."""
     from toolkit.base.files import write_json
-    from toolkit.document.render import write_document
+    from toolkit.document.render import save_page
 
     write_json(folder / "comparison.json", found)
-    write_document(folder, "comparison", *title_and_lead(found), sections(found))
+    save_page(folder, "comparison", Page(*title_and_lead(found), sections(found)))
 
 
 def show_result(found: Mapping[str, Any]) -> None:

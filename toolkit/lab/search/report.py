@@ -19,7 +19,7 @@ from toolkit.base.console import counted, format_duration, format_value, rich_co
 from toolkit.base.errors import InputError
 from toolkit.base.files import read_json, write_json
 from toolkit.config.messages import show as shown_value
-from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Highlights, Section, Table, Text
+from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Highlights, Page, Section, Table, Text
 from toolkit.lab.search import pictures
 from toolkit.lab.search.space import facts, overrides_of
 from toolkit.lab.search.study import Search, name_of, result_of
@@ -322,10 +322,10 @@ def shown_facts(known: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(found: Mapping[str, Any], folder: Path) -> None:
     """Writes `search.json`, and the page as HTML and Markdown with its charts."""
-    from toolkit.document.render import write_document
+    from toolkit.document.render import save_page
 
     write_json(folder / "search.json", found)
-    write_document(folder, "search", *title_and_lead(found), sections(found))
+    save_page(folder, "search", Page(*title_and_lead(found), sections(found)))
 
 
 FEWEST = 4

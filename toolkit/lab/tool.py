@@ -1,0 +1,157 @@
+"""What all tools around runs share: the request, trainings in processes of their own, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, cast
+
+from toolkit.api.task import Task
+from toolkit.base.console import say
+from toolkit.base.errors import RunError
+from toolkit.base.files import write_json
+from toolkit.base.outputs import output_folder
+from toolkit.checks.run import refuse_wrong_launch
+from toolkit.config.keys import written
+from toolkit.config.sections import Config
+from toolkit.document.blocks import Block, Code, Page, Section
+from toolkit.document.render import print_blocks, save_page
+from toolkit.lab.jobs.jobs import Launch, Trial, run_trials
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call of a tool: the run it is about, and where the results go.
+
+    Args:
+        recipe: the recipe's file.
+        config: the YAML file.
+        overrides: the user's overrides; of `override`, with further ones.
+        task_type: the recipe's task.
+        cfg: the settings with the overrides.
+        launch: how processes are started.
+        output: the output folder.
+        command: the command line.
+    """
+
+    recipe: Path
+    config: Path
+    overrides: Sequence[str]
+    task_type: type[Task]
+    cfg: Config
+    launch: Launch
+    output: Path
+    command: str
+
+    @cached_property
+    def task(self) -> Task:
+        """The task with these settings."""
+        return self.task_type(self.cfg)
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The argument of a function that trains: `recipe`, `config` and `overrides`."""
+        paths = {"recipe": str(self.recipe.absolute()), "config": str(self.config.absolute())}
+        return {**paths, "overrides": [*self.overrides]}
+
+    def load(self, more: Sequence[str] = ()) -> Config:
+        """Returns the settings with further overrides, as the launched processes read them.
+
+        Raises:
+            ConfigError: if a setting is invalid.
+        """
+        return self.launch.load(self.task_type, str(self.config), [*self.overrides, *more])
+
+    def override(self, *groups: Mapping[str, Any]) -> Request:
+        """Returns the request with further settings by dotted key; of a key in several groups, the last one counts.
+
+        Raises:
+            ConfigError: if such a run cannot start.
+        """
+        more = written({key: value for group in groups for key, value in group.items()})
+        cfg = self.load(more)
+        refuse_wrong_launch(cfg, self.task_type, self.launch.processes)
+        return replace(self, overrides=[*self.overrides, *more], cfg=cfg)
+
+    def make_output(self, empty: bool = True) -> Path:
+        """Makes the output folder, once the request has been checked.
+
+        Raises:
+            InputError: if it cannot be made, or must be empty and is not.
+        """
+        return output_folder(self.output, empty=empty)
+
+    def measured(self, work: str, **more: Any) -> Any:
+        """Returns the result of a function that trains; see `run_apart`."""
+        return run_apart(work, self.job | more, self.launch)
+
+
+def run_apart(work: str, job: Mapping[str, Any], launch: Launch, timeout: float | None = None) -> Any:
+    """Calls a function in processes of its own, which write into a temporary folder.
+
+    Args:
+        work: key of the function in `toolkit.lab.worker.WORK`.
+        job: its argument; a run gets its output folder as a further override.
+        launch: how the processes are started.
+        timeout: seconds after which they are killed, or None.
+
+    Returns:
+        The function's result on the first rank.
+
+    Raises:
+        RunError: if the processes fail.
+    """
+    with TemporaryDirectory(prefix=f"{work}-") as name:
+        folder = Path(name)
+        if "overrides" in job:
+            job = {**job, "overrides": [*job["overrides"], f"output_dir={folder}/run"]}
+        trial = Trial(work, job, folder / "outcome.json")
+        log = folder / f"{work}.log"
+        (outcome,) = run_trials([trial], log, launch.processes, launch.file, launch.environ, timeout)
+    if outcome.error is not None:
+        raise RunError(outcome.error)
+    return outcome.result
+
+
+class Report:
+    """What a tool found; a subclass is a dataclass whose fields are the keys of the JSON file, in their order.
+
+    A name that is a keyword in Python has an underscore at its end, which the JSON file has not.
+    """
+
+    FILE: ClassVar[str]
+    """Name of the files, without their ending."""
+    command: str
+    """The command line."""
+
+    def page(self) -> Page:
+        """Returns the page, without the command; the result comes first."""
+        raise NotImplementedError
+
+    def on_terminal(self) -> Iterable[Block]:
+        """Returns what the terminal shows: the texts and tables of the first section."""
+        return self.page().sections[0].blocks
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the content of the JSON file."""
+        return asdict(cast(Any, self), dict_factory=lambda items: {key.rstrip("_"): value for key, value in items})
+
+    def save(self, folder: Path) -> None:
+        """Writes the JSON file, the page as HTML and Markdown, and the charts of the latter."""
+        title, lead, sections = self.page()
+        write_json(folder / f"{self.FILE}.json", self.as_json())
+        save_page(folder, self.FILE, Page(title, lead, [*sections, Section("Command", [Code(self.command, "bash")])]))
+
+    def show(self) -> None:
+        """Prints the result."""
+        say("")
+        print_blocks(self.on_terminal())
+
+    def publish(self, folder: Path) -> None:
+        """Writes and prints everything."""
+        self.save(folder)
+        self.show()
+        say(f"\nwritten to {folder}/{self.FILE}.html, .md and .json")
