@@ -56,8 +56,7 @@ def section(name: str, shared: Iterable[tuple[str, str | None]]) -> Iterator[str
     listed.sort(key=is_optional)
     synopsis = [f"[{spelling(each)}]" if is_optional(each) else spelling(each) for each in listed]
     yield f"### {name}\n"
-    yield f"{summary[0].upper()}{summary[1:]}.\n"
-    yield f"`toolkit {' '.join([name, *synopsis])}`\n"
+    yield f"`toolkit {' '.join([name, *synopsis])}`: {summary}.\n"
     yield from table(own) if own else ()
 
 

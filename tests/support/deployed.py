@@ -69,7 +69,7 @@ def trainings() -> list[str]:
 
 def docker_commands(name: str) -> list[list[str]]:
     """Returns the words after `docker <name>` in the page about images."""
-    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").replace("\\\n", " ")
     return [shlex.split(line) for line in re.findall(rf"^docker {name} (.+)$", page, re.M)]
 
 
