@@ -51,11 +51,11 @@ class Waits(Callback):
         """Returns a method of the checkpointer, whose seconds are noted with the step."""
 
         def timed(checkpointer: Any, *arguments: Any, **settings: Any) -> None:
-            step = checkpointer._context.state.step
+            step = checkpointer.training.state.step
             begin = time.perf_counter()
             function(checkpointer, *arguments, **settings)
             self.waited[step] = self.waited.get(step, 0.0) + time.perf_counter() - begin
-            if checkpointer._background.in_flight:
+            if checkpointer.background.in_flight:
                 self.in_flight.add(step + 1)
 
         return timed

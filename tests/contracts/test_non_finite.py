@@ -26,7 +26,7 @@ def test_a_parameter_that_no_batch_uses_is_checked_too(tmp_path, monkeypatch):
 
     def spoil(self, batches):
         with torch.no_grad():
-            self.context.bare_model.bert.embeddings.token_type_embeddings.weight[1] = float("nan")
+            self.bare_model.bert.embeddings.token_type_embeddings.weight[1] = float("nan")
         return begin(self, batches)
 
     monkeypatch.setattr(training.Session, "begin_window", spoil)

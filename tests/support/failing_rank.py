@@ -38,7 +38,7 @@ def kill_this_process(output_dir: Path) -> NoReturn:
 def error() -> None:
     """Raises an error after the gradient of a step, which the other ranks do not see."""
 
-    def check_update(self, grad_norm, batches):
+    def check_update(self, grad_norm):
         if self.state.step + 1 == FAULT_STEP:
             note(Path(self.run.output_dir))
             raise ValueError("a fault on one rank")

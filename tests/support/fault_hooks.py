@@ -28,8 +28,8 @@ def log_rows(path: str) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def counted(self: Session, *arguments: Any, **named: Any) -> None:
-        rows = row_numbers(self.run.data.train, self.context.window)
-        epoch = self.state.step // self.context.milestones.steps_per_epoch
+        rows = row_numbers(self.run.data.train, self.window)
+        epoch = self.state.step // self.milestones.steps_per_epoch
         count_step(self, *arguments, **named)
         line = {"step": self.state.step, "epoch": epoch, "rank": self.run.accelerator.process_index, "rows": rows}
         os.write(file, json.dumps(line).encode() + b"\n")

@@ -129,9 +129,9 @@ def failed_on_one_rank(output: Path) -> None:
     """Makes the gradient of one rank NaN in a step without an average, and writes the error of each rank."""
     check = Session.check_update
 
-    def bad_on_one(self, grad_norm, batches):
+    def bad_on_one(self, grad_norm):
         bad = self.state.step + 1 == 3 and self.run.accelerator.process_index == 1
-        return check(self, float("nan") if bad else grad_norm, batches)
+        return check(self, float("nan") if bad else grad_norm)
 
     for engine in ("loop", "trainer"):
         with patch.object(Session, "check_update", bad_on_one):

@@ -61,7 +61,7 @@ def breaking_updates(steps: Collection[int]) -> Iterator[None]:
     def spoilt(session, *arguments):
         if session.state.step + 1 in steps and not session.updates.leaves_out:
             with torch.no_grad():
-                session.context.bare_model.bert.embeddings.token_type_embeddings.weight[1] = math.nan
+                session.bare_model.bert.embeddings.token_type_embeddings.weight[1] = math.nan
         return count_step(session, *arguments)
 
     with patch.object(Session, "count_step", spoilt):

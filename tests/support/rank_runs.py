@@ -79,7 +79,7 @@ def count(output: Path, strategy: str) -> Held:
     begin, beat = Session.begin_window, StopSignal.beat
 
     def begin_window(session: Session, batches: Any) -> float:
-        models[:] = [session.context.bare_model]
+        models[:] = [session.bare_model]
         return begin(session, batches)
 
     def after_micro_batch(stop: StopSignal) -> None:

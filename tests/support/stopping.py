@@ -48,7 +48,7 @@ def known_losses(*losses: float) -> Iterator[None]:
 
     def known(self, name):
         found = evaluate(self, name)
-        return replace(found, metrics={**found.metrics, "loss": losses[self._context.state.step - 1]})
+        return replace(found, metrics={**found.metrics, "loss": losses[self.training.state.step - 1]})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Evaluator, "evaluate", known)

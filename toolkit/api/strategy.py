@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -34,18 +35,15 @@ class LostGradient:
     rows: Sequence[int]
 
 
-@dataclass(frozen=True)
-class Replica:
-    """The model that a strategy trains on this process.
+class Replica(ABC):
+    """A training as strategies see it: the model on this process, and the progress of the run.
 
-    Args:
+    Attributes:
         task: computes the summed loss.
         model: the model as prepared by accelerate.
         bare_model: the same model without its wrapper.
         optimizer: its optimizer.
         state: the progress of the run, updated during training.
-        split: splits a micro-batch into parts of at most a given number of rows.
-        beat: called after each micro-batch, to signal that this process is alive.
     """
 
     task: Task
@@ -53,8 +51,14 @@ class Replica:
     bare_model: nn.Module
     optimizer: Optimizer
     state: TrainState
-    split: Callable[[Batch, int], Iterator[Batch]]
-    beat: Callable[[], None]
+
+    @abstractmethod
+    def split(self, batch: Batch, size: int) -> Iterator[Batch]:
+        """Splits a micro-batch of the current step into parts of at most `size` rows, or tokens with a token budget."""
+
+    @abstractmethod
+    def beat(self) -> None:
+        """Signals that this process is alive; call it after each micro-batch, and during other long work."""
 
 
 class Strategy(Protocol):

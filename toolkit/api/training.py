@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from toolkit.api.batch import Batch
 from toolkit.api.run import Checkpoint, Run
-from toolkit.api.state import Milestones, TrainState
-from toolkit.base.console import say
+from toolkit.api.state import Milestones
+from toolkit.api.strategy import Replica
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
+    from torch import Tensor
     from torch.optim.lr_scheduler import LambdaLR
 
 
-@dataclass
-class TrainingContext:
-    """The objects of a training run that callbacks can use.
+class Training(Replica):
+    """A training as callbacks see it.
 
-    Args:
+    Attributes:
         run: the run.
-        model: the model as prepared by accelerate.
-        bare_model: the same model without its wrapper.
-        optimizer: its optimizer.
         schedule: its learning-rate schedule.
         milestones: when the run logs, evaluates, saves and ends.
-        state: the progress of the run.
-        beat: signals that this process is alive; call it during long work.
         window: this rank's micro-batches of the current step, on the CPU.
-        is_stopping: whether a stop signal has arrived, so that an evaluation is abandoned.
-        request_stop: sets the flag that a stop signal sets.
         callbacks: callbacks by their name in checkpoints, in the order of their calls.
     """
 
     run: Run
-    model: nn.Module
-    bare_model: nn.Module
-    optimizer: Optimizer
     schedule: LambdaLR
     milestones: Milestones
-    state: TrainState
-    beat: Callable[[], None]
-    window: Sequence[Batch] = ()
-    is_stopping: Callable[[], bool] = lambda: False
-    request_stop: Callable[[], None] = lambda: None
-    callbacks: dict[str, Callback] = field(default_factory=dict)
+    window: Sequence[Batch]
+    callbacks: dict[str, Callback]
 
     @property
     def over(self) -> bool:
@@ -64,14 +48,17 @@ class TrainingContext:
         """Ends training before the last planned step."""
         self.state.ended = True
 
+    @abstractmethod
     def stop(self, reason: str) -> None:
         """Makes every rank save a checkpoint and stop before the next step, as a stop signal to this one does.
 
         Args:
             reason: why, for the log.
         """
-        say(f"stopping before the next step: {reason}")
-        self.request_stop()
+
+    @abstractmethod
+    def is_stopping(self) -> bool:
+        """Whether a stop signal has arrived, so that an evaluation is abandoned."""
 
     @contextmanager
     def as_result(self) -> Iterator[None]:
@@ -85,7 +72,7 @@ class TrainingContext:
 class Callback:
     """Base class of callbacks; by default, each method does nothing.
 
-    A callback is built as `CallbackClass(context)` after model and optimizer are prepared. Each method is called on
+    A callback is built as `CallbackClass(training)` after model and optimizer are prepared. Each method is called on
     every rank, at the same moments in every engine. The state of a callback is saved and restored with the run, so a
     callback does not depend on engines, ranks or resumes.
 
@@ -94,13 +81,13 @@ class Callback:
     `before_update` (unless this rank has lost the gradient), `after_step` and `on_evaluated`.
     """
 
-    training: TrainingContext
+    training: Training
     """Its training."""
 
-    def __init__(self, context: TrainingContext) -> None:
-        self.training = context
+    def __init__(self, training: Training) -> None:
+        self.training = training
 
-    def watching(self, training: TrainingContext) -> Self:
+    def watching(self, training: Training) -> Self:
         """Gives an observer its training, before anything is restored; returns the observer."""
         self.training = training
         return self

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.api.run import ASYNC_SAVE, Checkpoint, Run
 from toolkit.api.state import Milestones
 from toolkit.api.strategy import Strategy
-from toolkit.api.training import Callback, TrainingContext
+from toolkit.api.training import Callback, Training
 from toolkit.base.console import counted, format_bytes, say, warn
 from toolkit.base.errors import CheckpointError, ToolkitError
 from toolkit.base.processes import STOP_SIGNALS
@@ -142,23 +142,23 @@ class BackgroundSave:
             self._error = error
 
 
-def restore_progress(content: SavedState, context: TrainingContext) -> bool:
+def restore_progress(content: SavedState, training: Training) -> bool:
     """Restores counters, schedule and loss scale.
 
     Args:
         content: the state in the checkpoint.
-        context: the training.
+        training: the training.
 
     Returns:
         Whether its metrics can be compared with those to come.
     """
-    state, run = context.state, context.run
+    state, run = training.state, training.run
     state.restore(content.train)
-    schedules.seek(context.schedule, state.step - state.skipped_steps)
+    schedules.seek(training.schedule, state.step - state.skipped_steps)
     if run.accelerator.scaler is not None and content.scaler is not None:
         run.accelerator.scaler.load_state_dict(content.scaler)
     limits = {name for name, values in content.callbacks.items() if values.get("ended")}
-    if limits and not limits & context.callbacks.keys():
+    if limits and not limits & training.callbacks.keys():
         state.ended = False  # the limit that ended the run is gone
     changes = changed_evaluation(content.identity, run.identity)
     if changes:
@@ -178,7 +178,7 @@ class Checkpointer:
     it. Before anything changes parameters or the optimizer's state, `wait_for_copy` must be called.
 
     Args:
-        context: the training.
+        training: the training.
         stop: the flag that a stop signal sets; its deadline is suspended while processes wait for one that writes.
         background: the thread.
         engine_state: returns the engine's own JSON-able state, by name.
@@ -187,13 +187,13 @@ class Checkpointer:
 
     def __init__(
         self,
-        context: TrainingContext,
+        training: Training,
         stop: StopSignal,
         background: BackgroundSave,
         engine_state: Callable[[], dict[str, Any]],
         on_save: Callable[[], None],
     ) -> None:
-        self._context, self._stop, self._background = context, stop, background
+        self.training, self._stop, self.background = training, stop, background
         self._engine_state, self._on_save = engine_state, on_save
         self._peers, self._snapshot = peers_of_run(), Snapshot()
         self._processor: dict[str, bytes] = {}
@@ -203,7 +203,7 @@ class Checkpointer:
     @property
     def written_at(self) -> float | None:
         """Time (`time.monotonic`) when the last checkpoint of this session was complete, or None."""
-        return max(filter(None, (self._written_at, self._background.written_at)), default=None)
+        return max(filter(None, (self._written_at, self.background.written_at)), default=None)
 
     @property
     def copy_bytes(self) -> int:
@@ -213,7 +213,7 @@ class Checkpointer:
     @property
     def is_saved(self) -> bool:
         """Whether the newest checkpoint is of this step and records whether training ended with it."""
-        state = self._context.state
+        state = self.training.state
         return self._saved == (state.step, state.ended)
 
     def forget(self) -> None:
@@ -230,15 +230,15 @@ class Checkpointer:
             RunError: on every rank, if the model is not finite, or this checkpoint or the one before cannot be written.
         """
         self.join()
-        context, run = self._context, self._context.run
+        training, run = self.training, self.training.run
         run.strategy.settle(for_checkpoint=True)
         model = run.strategy.own_parameters()
-        refuse_non_finite(run.accelerator, model, context.state.step)
+        refuse_non_finite(run.accelerator, model, training.state.step)
         new = self._new_checkpoint(model)
-        self._saved = context.state.step, context.state.ended
+        self._saved = training.state.step, training.state.ended
         if run.resolved.get(ASYNC_SAVE) and not now:
             plans, copy = self._peers.on_every(self._snapshot.begin, new.plans)
-            self._background.start(copy, partial(commit, self._peers, replace(new, plans=plans)))
+            self.background.start(copy, partial(commit, self._peers, replace(new, plans=plans)))
             return
         with self._stop.unhurried():
             commit(self._peers, new)
@@ -247,10 +247,10 @@ class Checkpointer:
 
     def wait_for_copy(self) -> None:
         """Waits until parameters and the optimizer's state may change."""
-        if not self._background.is_copying:
+        if not self.background.is_copying:
             return
         with phase("save"), self._stop.unhurried():
-            self._background.wait_for_copy()
+            self.background.wait_for_copy()
 
     def join(self) -> None:
         """Waits until the checkpoint in flight, if any, is written. Every rank must call it.
@@ -258,15 +258,15 @@ class Checkpointer:
         Raises:
             RunError: on every rank, if it cannot be written.
         """
-        if not self._background.in_flight:
+        if not self.background.in_flight:
             return
         with phase("save"), self._stop.unhurried():
-            self._peers.on_every(self._background.join)
+            self._peers.on_every(self.background.join)
         self._on_save()
 
     def flags(self) -> tuple[float, float]:
         """Returns whether the checkpoint in flight has failed, and whether it is written, on this rank."""
-        return float(self._background.has_failed), float(self._background.is_written)
+        return float(self.background.has_failed), float(self.background.is_written)
 
     def heed(self, failed: float, written: float) -> None:
         """Ends the flight of a checkpoint that failed on any rank or is written on all.
@@ -283,7 +283,7 @@ class Checkpointer:
 
     def _new_checkpoint(self, model: Mapping[str, Tensor]) -> NewCheckpoint:
         """Returns what a checkpoint of this step holds; tensors are those of the training."""
-        context, run = self._context, self._context.run
+        training, run = self.training, self.training.run
         kept = {name: found for name, part in self._parts().items() if (found := part.state()) is not None}
         # A stage of a pipeline may have no tensors of a callback that others have.
         saved = set(chain(*self._peers.objects([name for name, (tensors, _) in kept.items() if tensors])))
@@ -296,27 +296,27 @@ class Checkpointer:
         sharded = checkpoint.format == "sharded"
         return NewCheckpoint(
             root=RunFolder(run.output_dir).checkpoints,
-            step=context.state.step,
+            step=training.state.step,
             plans=[planned(self._peers, group, spread=sharded) for group in groups],
             files=self._peers.on_every(self._files, {name: values for name, (_, values) in kept.items()}),
             sharded=sharded,
             keep=checkpoint.save_total_limit,
-            best=context.state.best_step if checkpoint.load_best_model_at_end else None,
+            best=training.state.best_step if checkpoint.load_best_model_at_end else None,
         )
 
     def _files(self, values: Mapping[str, dict[str, Any]]) -> dict[str, bytes]:
         """Returns the files that hold no tensors, on the main process; the processor never changes."""
-        context, run = self._context, self._context.run
+        training, run = self.training, self.training.run
         if self._peers.rank > 0:
             return {}
         try:
             self._processor = self._processor or contents.processor_files(run.processor, run.output_dir)
             mark = mark_of(RunFolder(run.output_dir).metrics)
         except OSError as error:
-            raise store.not_written(self._folder(context.state.step), error) from error
+            raise store.not_written(self._folder(training.state.step), error) from error
         scaler = run.accelerator.scaler
         state = SavedState(
-            train=asdict(context.state),
+            train=asdict(training.state),
             identity=run.identity,
             callbacks=values,
             scaler=None if scaler is None else scaler.state_dict(),
@@ -333,11 +333,11 @@ class Checkpointer:
             DamagedCheckpoint: on every rank, if any rank found a damaged file.
         """
         self.join()
-        context, run = self._context, self._context.run
-        with run.strategy.loading(context.bare_model, context.optimizer) as (model, optimizer):
+        training, run = self.training, self.training.run
+        with run.strategy.loading(training.bare_model, training.optimizer) as (model, optimizer):
             kept = on_every(run.accelerator, self._load, saved, model, optimizer)
-        content, state = SavedState.from_json(saved.state), context.state
-        comparable = restore_progress(content, context)
+        content, state = SavedState.from_json(saved.state), training.state
+        comparable = restore_progress(content, training)
         best = state.best_step if run.cfg.checkpoint.load_best_model_at_end else None
         if best not in (None, state.step) and not self._folder(best).is_dir():
             say(f"the best checkpoint (step {best}) is missing; tracking of the best metric restarts")
@@ -357,13 +357,13 @@ class Checkpointer:
 
     def _load(self, saved: Checkpoint, model: nn.Module, optimizer: Optimizer) -> list[tuple[Any, Kept]]:
         """Loads all tensors and returns those of the strategy and of callbacks."""
-        run = self._context.run
+        run = self.training.run
         self._load_model(saved, model)
         contents.load_optimizer_into(saved, optimizer, model, run.mesh, run.strategy.outline)
         return list(self._kept(saved))
 
     def _load_model(self, saved: Checkpoint, model: nn.Module) -> None:
-        run = self._context.run
+        run = self.training.run
         contents.load_model_into(saved, model, run.mesh, run.strategy.outline)
 
     def load_best(self) -> bool:
@@ -376,8 +376,8 @@ class Checkpointer:
             RunError: on every rank, if the checkpoint in flight cannot be written.
         """
         self.join()
-        context, accelerator = self._context, self._context.run.accelerator
-        path = self._folder(context.state.best_step)
+        training, accelerator = self.training, self.training.run.accelerator
+        path = self._folder(training.state.best_step)
         try:
             if not self.is_saved:  # a damaged file is found only after it has replaced the parameters
                 on_main(accelerator, refuse_damaged, path)
@@ -387,22 +387,22 @@ class Checkpointer:
         except CheckpointError as error:
             warn(f"{error}; keeping the model of the last step")
             if self.is_saved:
-                last = store.open_checkpoint(self._folder(context.state.step))
-                with context.run.strategy.loading(context.bare_model, context.optimizer) as (model, optimizer):
+                last = store.open_checkpoint(self._folder(training.state.step))
+                with training.run.strategy.loading(training.bare_model, training.optimizer) as (model, optimizer):
                     on_every(accelerator, self._load, last, model, optimizer)
             return False
         return True
 
     def _tell_of_best(self, best: Checkpoint, kept: list[tuple[Any, Kept]]) -> None:
         for part, (tensors, values) in kept:
-            if part is not self._context.run.strategy:
+            if part is not self.training.run.strategy:
                 part.on_best_loaded(best, tensors, values)
 
     @contextmanager
     def _loading(self) -> Iterator[nn.Module]:
         """Yields the model to load parameters into."""
-        context = self._context
-        with context.run.strategy.loading(context.bare_model, context.optimizer) as (model, _):
+        training = self.training
+        with training.run.strategy.loading(training.bare_model, training.optimizer) as (model, _):
             yield model
 
     def _load_best(self, path: Path, model: nn.Module) -> tuple[Checkpoint, list[tuple[Any, Kept]]]:
@@ -412,19 +412,19 @@ class Checkpointer:
         return best, list(self._kept(best))
 
     def _folder(self, step: int | None) -> Path:
-        return RunFolder(self._context.run.output_dir).checkpoint(step).path
+        return RunFolder(self.training.run.output_dir).checkpoint(step).path
 
     def _parts(self) -> dict[str, Strategy | Callback]:
         """Returns the strategy and the callbacks, by their names in checkpoints."""
-        strategy = self._context.run.strategy
-        return {strategy.name: strategy, **self._context.callbacks}
+        strategy = self.training.run.strategy
+        return {strategy.name: strategy, **self.training.callbacks}
 
     def _kept(self, saved: Checkpoint) -> Iterator[tuple[Any, Kept]]:
         """Yields each part with its state in a checkpoint; parts that were not saved are skipped."""
         values = SavedState.from_json(saved.state).callbacks
         for name, part in self._parts().items():
             if name in values:
-                yield part, (contents.load_tensors(saved, name, self._context.run.mesh), dict(values[name]))
+                yield part, (contents.load_tensors(saved, name, self.training.run.mesh), dict(values[name]))
 
 
 MEASURED_STEPS = 5

@@ -17,7 +17,7 @@ from torch import nn
 
 from toolkit.api.batch import IGNORE_INDEX, Batch, EvalData, Predictions, Record, logits_at_labels, to_device
 from toolkit.api.run import Evaluation, Predictor
-from toolkit.api.training import TrainingContext
+from toolkit.api.training import Training
 from toolkit.base.console import progress
 from toolkit.base.errors import RunError
 from toolkit.data.batching.batches import evaluation_loader
@@ -210,12 +210,12 @@ class Evaluator:
     """Evaluates a training's evaluation sets with the current parameters.
 
     Args:
-        context: the training.
+        training: the training.
         pause: called on every rank before parameters are read.
     """
 
-    def __init__(self, context: TrainingContext, pause: Callable[[], None]) -> None:
-        self._context, self._pause = context, pause
+    def __init__(self, training: Training, pause: Callable[[], None]) -> None:
+        self.training, self._pause = training, pause
         self._validation: tuple[int, Evaluation] | None = None
 
     @in_phase("evaluate")
@@ -232,26 +232,26 @@ class Evaluator:
             RunError: on every rank, if the loss is not finite.
             Abandoned: on every rank, if any rank received a stop signal.
         """
-        context, run = self._context, self._context.run
+        training, run = self.training, self.training.run
         if name not in run.data.evals:
             return None
-        if name == "validation" and self._validation is not None and self._validation[0] == context.state.step:
+        if name == "validation" and self._validation is not None and self._validation[0] == training.state.step:
             return self._validation[1]
         self._pause()
         result = None
-        with context.as_result(), run.strategy.full_model() as model:
+        with training.as_result(), run.strategy.full_model() as model:
             try:
-                result = evaluate(run, model, run.data.evals[name], name, context.beat, context.is_stopping)
+                result = evaluate(run, model, run.data.evals[name], name, training.beat, training.is_stopping)
             except Abandoned:  # parameters must be those of training again when it is raised
                 pass
             except RunError as error:
-                told = RunError(f"step {context.state.step}: {error}. Checkpoints of earlier steps are kept")
+                told = RunError(f"step {training.state.step}: {error}. Checkpoints of earlier steps are kept")
                 told.shared = error.shared
                 raise told from error
         if result is None:
             raise Abandoned
         if name == "validation":
-            self._validation = (context.state.step, result)
+            self._validation = (training.state.step, result)
         return result
 
     def forget(self) -> None:
@@ -267,7 +267,7 @@ class Evaluator:
         Returns:
             Whether they are the best so far.
         """
-        state, best = self._context.state, self._context.run.best
+        state, best = self.training.state, self.training.run.best
         value = metrics[best.name]
         if math.isnan(value):
             return False

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from toolkit.api.batch import Batch
 from toolkit.api.run import FitResult, Run
 from toolkit.api.training import Callback
 from toolkit.base.console import progress
-from toolkit.data.batching.batches import Windows
-from toolkit.engine.training import Session, evaluate_start, finish, opened
+from toolkit.engine.training import Session
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule, in_steps
 from toolkit.system.phases import phase
@@ -18,31 +16,25 @@ from toolkit.system.phases import phase
 def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
     """Trains a run to its end; see `toolkit.engine.fit`."""
     accelerator, strategy, train = run.accelerator, run.strategy, run.cfg.train
-    with opened(run) as setup:
-        milestones = setup.milestones
+    with Session.opened(run, observers) as session:
+        milestones = session.milestones
         optimizer = build_optimizer(run.model, train, strategy.outline)
         strategy.prepare_optimizer(optimizer)
-        lengths = in_steps(train, milestones.steps_per_epoch)
-        schedule = build_schedule(optimizer, lengths, milestones.total_steps)
+        schedule = build_schedule(optimizer, in_steps(train, milestones.steps_per_epoch), milestones.total_steps)
         model, optimizer = accelerator.prepare(run.model, optimizer)
-        session = Session(run, model, optimizer, schedule, setup, observers=observers)
-        session.restore()
-        session.catch_up(session.evaluate)
-        evaluate_start(session)
+        session.start(model, optimizer, schedule)
         model.train()
         with progress(milestones.total_steps, "train", initial=session.state.step) as bar:
-            while not session.context.over:
-                # In every epoch: a resumed run has the step of its checkpoint here, and begins in the middle of one.
-                setup.sampler.seek(*divmod(session.state.step, milestones.steps_per_epoch))
-                for window in _fetched(setup.windows):
+            while not session.over:
+                for window in session.windows():
                     learning_rate = float(schedule.get_last_lr()[0])
                     scale = session.begin_window(window)
                     loss_sum = session.window_gradient(window, scale)
                     with phase("clip"):
                         grad_norm = strategy.clip(train.max_grad_norm)
-                    session.check_update(grad_norm, window)
+                    session.check_update(grad_norm)
                     with phase("update"):
-                        optimizer.step()  # does nothing if `check_update` has decided to leave this window out
+                        optimizer.step()  # does nothing if `check_update` has decided to skip this window
                         if not accelerator.optimizer_step_was_skipped:
                             schedule.step()
                         optimizer.zero_grad()
@@ -50,17 +42,6 @@ def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
                     session.after_step(milestones.after(session.state.step))
                     bar.set_postfix(session.shown(), refresh=False)
                     bar.update()
-                    if session.context.over:
+                    if session.over:
                         break
-        return finish(session)
-
-
-def _fetched(windows: Windows) -> Iterator[list[Batch]]:
-    """Yields windows; the time until each is there counts as that of fetching."""
-    remaining = iter(windows)
-    while True:
-        with phase("fetch"):
-            window = next(remaining, None)
-        if window is None:
-            return
-        yield window
+        return session.finish()

@@ -14,7 +14,7 @@ from torch import nn
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import Predictor
-from toolkit.api.training import TrainingContext
+from toolkit.api.training import Training
 from toolkit.base.console import warn
 from toolkit.base.errors import Interrupted
 from toolkit.base.processes import STOP_SIGNALS
@@ -116,13 +116,13 @@ class Stopper:
     """Agrees with the other ranks on stop signals, then saves and stops.
 
     Args:
-        context: the training.
+        training: the training.
         stop: the flag that a stop signal sets.
         save: writes a checkpoint of this step; every rank calls it.
     """
 
-    def __init__(self, context: TrainingContext, stop: StopSignal, save: Callable[[], None]) -> None:
-        self._context, self._stop, self._save = context, stop, save
+    def __init__(self, training: Training, stop: StopSignal, save: Callable[[], None]) -> None:
+        self._training, self._stop, self._save = training, stop, save
         self._longest_step = 0.0
         self._warned = False
         self.can_save = True
@@ -142,7 +142,7 @@ class Stopper:
         Raises:
             Interrupted: on every rank, after saving.
         """
-        self.stop_if(all_sum(self._context.run.accelerator, *self.received()))
+        self.stop_if(all_sum(self._training.run.accelerator, *self.received()))
 
     def stop_if(self, stops: Sequence[float]) -> None:
         """Saves and stops if any rank received a stop signal.
@@ -157,12 +157,12 @@ class Stopper:
         if number is None:
             return
         self._stop.disarm()
-        context = self._context
-        if context.state.step > 0:
+        training = self._training
+        if training.state.step > 0:
             self._save()
         raise Interrupted(
-            f"Stopped by {STOP_SIGNALS[number]} at step {context.state.step} of {context.milestones.total_steps}.",
-            f"Resume with checkpoint.resume=auto (output_dir={json.dumps(str(context.run.output_dir))}).",
+            f"Stopped by {STOP_SIGNALS[number]} at step {training.state.step} of {training.milestones.total_steps}.",
+            f"Resume with checkpoint.resume=auto (output_dir={json.dumps(str(training.run.output_dir))}).",
             number,
         )
 

@@ -24,8 +24,9 @@ from toolkit.api.run import FitResult, Run
 from toolkit.api.training import Callback
 from toolkit.base.console import progress
 from toolkit.checkpoint.state import SavedState
+from toolkit.data.batching.batches import Windows
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
-from toolkit.engine.training import Session, Setup, evaluate_start, finish, opened
+from toolkit.engine.training import Session
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule, in_steps
 from toolkit.system.phases import in_phase, phase
@@ -44,28 +45,25 @@ def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
         RunError: if an update would be non-finite, or a checkpoint cannot be written.
         Interrupted: after a stop signal, once a checkpoint has been written.
     """
-    with opened(run) as setup:
-        trainer = WindowTrainer(run, setup, observers)
-        start = run.resume.step if run.resume else 0
-        with progress(setup.milestones.total_steps, "train", initial=start) as trainer.bar:
+    with Session.opened(run, observers) as session:
+        trainer, start = WindowTrainer(session), run.resume.step if run.resume else 0
+        with progress(session.milestones.total_steps, "train", initial=start) as trainer.bar:
             trainer.train()
-        if not trainer.session.context.over:
-            trainer.session.context.end()
-        return finish(trainer.session)
+        if not session.over:
+            session.end()
+        return session.finish()
 
 
 class WindowTrainer(Trainer):
     """A Trainer whose optimizer steps are the toolkit's windows.
 
     Args:
-        run: the run.
-        setup: its open resources.
-        observers: callbacks that were made before the run.
+        session: the training, open and not started.
     """
 
-    def __init__(self, run: Run, setup: Setup, observers: Sequence[Callback]) -> None:
-        self.run, self.setup, self.observers = run, setup, observers
-        self.session: Session
+    def __init__(self, session: Session) -> None:
+        self.session, self.run = session, session.run
+        run = session.run
         self.bar: Any
         self.schedule: LambdaLR
         self.window: list[Batch] = []
@@ -80,7 +78,7 @@ class WindowTrainer(Trainer):
         self.exportable = {name: callback for name, callback in own.items() if isinstance(callback, ExportableState)}
         super().__init__(
             model=run.model,
-            args=training_arguments(run, setup.milestones),
+            args=training_arguments(run, session.milestones),
             eval_dataset=validation.features if validation else None,
             callbacks=[_Steps(self), *own.values()],
         )
@@ -94,13 +92,14 @@ class WindowTrainer(Trainer):
 
     def get_train_dataloader(self) -> Any:
         """Returns the toolkit's loader, which is already split over the ranks; with a token budget, that of windows."""
-        return self.setup.windows if self.has_budget else self.setup.loader
+        loader = self.session.loader
+        return Windows(loader, self.session.sampler) if self.has_budget else loader
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Builds the configured optimizer and its schedule, which needs the optimizer before it is prepared."""
         optimizer = build_optimizer(self.run.model, self.run.cfg.train, self.run.strategy.outline)
         self.run.strategy.prepare_optimizer(optimizer)
-        milestones = self.setup.milestones
+        milestones = self.session.milestones
         lengths = in_steps(self.run.cfg.train, milestones.steps_per_epoch)
         self.schedule = build_schedule(optimizer, lengths, milestones.total_steps)
         self.optimizer = optimizer
@@ -120,14 +119,14 @@ class WindowTrainer(Trainer):
         for name, state in (SavedState.from_json(self.run.resume.state).trainer_callbacks or {}).items():
             for attribute, value in state.items() if name in self.exportable else ():
                 setattr(self.exportable[name], attribute, value)
-        return self.run.resume.step // self.setup.milestones.steps_per_epoch, 0
+        return self.run.resume.step // self.session.milestones.steps_per_epoch, 0
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], None]:
         """Fetches a window and counts its items; returns an empty window at the end of the run or epoch."""
         with phase("fetch"):
-            found = [] if self.session.context.over else list(islice(epoch_iterator, num_batches))
+            found = [] if self.session.over else list(islice(epoch_iterator, num_batches))
         self.window = found[0] if found and self.has_budget else found
         if self.window:
             self.scale = self.session.begin_window(self.window)
@@ -149,7 +148,7 @@ class WindowTrainer(Trainer):
         """Returns the norm before clipping, and stops the run before a non-finite update."""
         with phase("clip"):
             self.grad_norm = self.run.strategy.clip(0.0) if grad_norm is None else float(grad_norm)
-        self.session.check_update(self.grad_norm, self.window)
+        self.session.check_update(self.grad_norm)
         return self.grad_norm
 
     def _maybe_log_save_evaluate(self, *arguments: Any, **more: Any) -> None:
@@ -161,7 +160,7 @@ class WindowTrainer(Trainer):
         if self.control.should_save:
             self.session.save()
             self.control.should_save = False
-        self.control.should_training_stop |= self.session.context.over
+        self.control.should_training_stop |= self.session.over
         self.session.meter.start()
 
     def evaluate(self, *arguments: Any, **more: Any) -> dict[str, float]:
@@ -202,33 +201,26 @@ class _Steps(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         t, optimizer = self.trainer, cast(Optimizer, self.trainer.optimizer)
-        setup = t.setup
         # Everything is prepared and nothing has been fetched yet, so the checkpoint is restored here.
-        t.session = Session(
-            t.run, t.model_wrapped, optimizer, t.schedule, setup, t.callback_states, t.on_save, t.observers
-        )
-        t.session.restore()
-        t.session.catch_up(t.evaluate)
-        evaluate_start(t.session)
+        t.session.start(t.model_wrapped, optimizer, t.schedule, t.callback_states, t.on_save, t.evaluate)
         t.model_wrapped.train()
         t._tell_best()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        setup, step = self.trainer.setup, self.trainer.session.state.step
-        setup.sampler.seek(*divmod(step, setup.milestones.steps_per_epoch))
+        self.trainer.session.seek()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.learning_rate = float(self.trainer.schedule.get_last_lr()[0])
-        self.outer = self.trainer.setup.phases.enter("update")
+        self.outer = self.trainer.session.phases.enter("update")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        t = self.trainer
-        t.setup.phases.leave(self.outer)
-        t.session.count_step(t.loss_sum, t.grad_norm, self.learning_rate)
-        state.epoch = t.session.context.epoch
-        due = t.setup.milestones.after(t.session.state.step)
+        t, session = self.trainer, self.trainer.session
+        session.phases.leave(self.outer)
+        session.count_step(t.loss_sum, t.grad_norm, self.learning_rate)
+        state.epoch = session.epoch
+        due = session.milestones.after(session.state.step)
         control.should_log |= due.log
         control.should_evaluate |= due.evaluate
         control.should_save |= due.save
-        t.bar.set_postfix(t.session.shown(), refresh=False)
+        t.bar.set_postfix(session.shown(), refresh=False)
         t.bar.update()

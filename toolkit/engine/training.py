@@ -1,4 +1,4 @@
-"""One training from its start or checkpoint to its result: its resources, and the order of all hooks around a step."""
+"""One training of a run, from its start or checkpoint to its result, and the order of all hooks around a step."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 
 from toolkit.api.batch import Batch
+from toolkit.api.random import RowRandom
 from toolkit.api.run import FitResult, Run, overall_scores
 from toolkit.api.state import Due, Milestones, TrainState
-from toolkit.api.strategy import Replica
-from toolkit.api.training import Callback, TrainingContext
-from toolkit.base.console import format_duration, warn
+from toolkit.api.training import Callback, Training
+from toolkit.base.console import format_duration, say, warn
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.state import SavedState
-from toolkit.data.batching.batches import Windows, training_loader
-from toolkit.data.batching.budget import over_budget
+from toolkit.data.batching.batches import Windows, split_batch, training_loader
+from toolkit.data.batching.budget import over_budget, padding_to
 from toolkit.data.batching.order import WindowSampler
 from toolkit.data.batching.workers import WatchedLoader, ended_workers, num_workers
 from toolkit.distributed.collectives import all_sum, data_sum, on_main
@@ -34,9 +33,9 @@ from toolkit.engine.callbacks.costs import total_of
 from toolkit.engine.checkpointing import BackgroundSave, Checkpointer, refuse_full_disk
 from toolkit.engine.evaluation import Evaluator
 from toolkit.engine.meter import ProgressMeter, TimeEstimate
-from toolkit.engine.micro_batches import packs_tokens, splitter, training_processor
 from toolkit.engine.non_finite import UpdateGuard
 from toolkit.engine.stopping import Abandoned, Stopper
+from toolkit.models.unpadded.families import ISLANDS
 from toolkit.optim.state import state_bytes
 from toolkit.system.phases import PhaseClock, in_phase, phase, timed_phases
 from toolkit.tracking.tracker import Tracker
@@ -46,140 +45,166 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LambdaLR
 
 
-@dataclass(frozen=True)
-class Setup:
-    """Resources of one training.
-
-    Args:
-        loader: this rank's micro-batches.
-        windows: the same, grouped into windows.
-        sampler: determines where the loader starts.
-        milestones: steps at which to log, evaluate, save and end.
-        tracker: receives the metrics.
-        stop: the flag that a stop signal sets.
-        background: writes checkpoints while training goes on.
-        phases: receives the seconds of each phase.
-    """
-
-    loader: WatchedLoader
-    windows: Windows
-    sampler: WindowSampler
-    milestones: Milestones
-    tracker: Tracker
-    stop: StopSignal
-    background: BackgroundSave
-    phases: PhaseClock
-
-
-@contextmanager
-def opened(run: Run) -> Iterator[Setup]:
-    """Opens the resources of a run's training and closes them when the block ends.
-
-    Raises:
-        CheckpointError: if the run does not fit on the disk.
-    """
-    workers = num_workers(run.cfg.train, run.task, run.accelerator.device)
-    loader, sampler = training_loader(
-        run.data.train, run.task, training_processor(run), run.cfg, run.mesh, workers, run.data.kept, packs_tokens(run)
-    )
-    _note_long_rows(run)
-    milestones = Milestones.of(run.cfg, sampler.order.windows_per_epoch)
-    on_main(run.accelerator, refuse_full_disk, run, milestones)
-    start_step, mark = (run.resume.step, SavedState.from_json(run.resume.state).metrics) if run.resume else (0, None)
-    metrics = RunFolder(run.output_dir).metrics
-    with (
-        ended_workers(loader),
-        StopSignal(run.accelerator.num_processes) as stop,
-        Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,), mark, run.trackers) as tracker,
-        BackgroundSave(run.accelerator.num_processes) as background,
-        timed_phases() as phases,
-    ):
-        yield Setup(loader, Windows(loader, sampler), sampler, milestones, tracker, stop, background, phases)
-
-
-def _note_long_rows(run: Run) -> None:
-    """Says which rows are longer than a token budget."""
-    budgets = [("train", run.cfg.train.max_tokens_per_batch, run.data.train)]
-    budgets += [("eval", run.cfg.eval.max_tokens_per_batch, data.features) for data in run.data.evals.values()]
-    for section, tokens, features in budgets:
-        for note in over_budget(f"{section}.max_tokens_per_batch", tokens, features, run.task.modality):
-            warn(note)
-
-
-class Session:
-    """One training of a run from its start or checkpoint to its end; defines the order of all hooks.
+def training_batches(run: Run, workers: int) -> tuple[WatchedLoader, WindowSampler]:
+    """Returns the loader of this rank's micro-batches, and the sampler that sets where it starts.
 
     Args:
         run: the run.
-        model: the prepared model.
-        optimizer: the prepared optimizer.
-        schedule: the learning-rate schedule, not prepared.
-        setup: when it logs, evaluates, saves and ends, its tracker, stop signals and clocks.
-        engine_state: returns the engine's own JSON-able state for checkpoints, by name.
-        on_save: called after each checkpoint has been written.
+        workers: number of worker processes; 0 loads batches in this process.
+    """
+    processor = padding_to(run.processor, run.cfg.train.pad_to_multiple_of)
+    packs_tokens = run.unpadded and run.model.config.model_type not in ISLANDS  # memory is taken by tokens alone
+    return training_loader(run.data.train, run.task, processor, run.cfg, run.mesh, workers, run.data.kept, packs_tokens)
+
+
+class Session(Training):
+    """One training of a run, from its start or checkpoint to its end; defines the order of all hooks.
+
+    An engine opens it, prepares model and optimizer, starts it, calls `begin_window` to `after_step` for each step, and
+    takes the result from `finish`. Strategies and callbacks see it as their `Replica` and `Training`.
+
+    Args:
+        run: the run.
         observers: callbacks that were made before the run.
     """
 
-    def __init__(
+    stop_signal: StopSignal
+    tracker: Tracker
+    background: BackgroundSave
+    phases: PhaseClock
+
+    def __init__(self, run: Run, observers: Sequence[Callback]) -> None:
+        self.run, self.task, self.strategy, self.state = run, run.task, run.strategy, TrainState()
+        self.observers, self.callbacks, self.window = list(observers), {}, ()
+        workers = num_workers(run.cfg.train, run.task, run.accelerator.device)
+        self.loader, self.sampler = training_batches(run, workers)
+        self.milestones = Milestones.of(run.cfg, self.sampler.order.windows_per_epoch)
+        self._own_items = self._window_items = 0.0
+        self._estimate = TimeEstimate(self.milestones.total_steps - (run.resume.step if run.resume else 0))
+
+    @classmethod
+    @contextmanager
+    def opened(cls, run: Run, observers: Sequence[Callback] = ()) -> Iterator[Self]:
+        """Opens what a run's training needs but its model and optimizer, and closes it when the block ends.
+
+        Raises:
+            CheckpointError: if the run does not fit on the disk.
+        """
+        session = cls(run, observers)
+        _note_long_rows(run)
+        on_main(run.accelerator, refuse_full_disk, run, session.milestones)
+        step, mark = 0, None
+        if run.resume is not None:
+            step, mark = run.resume.step, SavedState.from_json(run.resume.state).metrics
+        metrics, processes = RunFolder(run.output_dir).metrics, run.accelerator.num_processes
+        with (
+            ended_workers(session.loader),
+            StopSignal(processes) as session.stop_signal,
+            Tracker(run.accelerator, run.cfg, metrics, step, (run.best.name,), mark, run.trackers) as session.tracker,
+            BackgroundSave(processes) as session.background,
+            timed_phases() as session.phases,
+        ):
+            yield session
+
+    def start(
         self,
-        run: Run,
         model: nn.Module,
         optimizer: Optimizer,
         schedule: LambdaLR,
-        setup: Setup,
         engine_state: Callable[[], dict[str, Any]] = dict,
         on_save: Callable[[], None] = lambda: None,
-        observers: Sequence[Callback] = (),
+        evaluate: Callable[[], object] | None = None,
     ) -> None:
-        self.run, self.strategy, self.tracker, self.stop = run, run.strategy, setup.tracker, setup.stop
-        self.state = TrainState()
-        bare_model: nn.Module = run.accelerator.unwrap_model(model)
-        milestones, beat = setup.milestones, setup.stop.beat
-        split = splitter(run, self.state, milestones)
-        self.strategy.attach(Replica(run.task, model, bare_model, optimizer, self.state, split, beat))
-        self.context = TrainingContext(run, model, bare_model, optimizer, schedule, milestones, self.state, beat=beat)
-        self.context.callbacks |= build_callbacks(self.context)
-        self.callbacks = list(self.context.callbacks.values())
-        self.stops = Stopper(self.context, setup.stop, partial(self.save, now=True))
-        self.context.is_stopping = self.stops.asked
-        self.context.request_stop = partial(setup.stop.receive, signal.SIGTERM)
-        self.observers = [each.watching(self.context) for each in observers]
-        self.meter = ProgressMeter(run, self.state, setup.phases)
-        self.evaluator = Evaluator(self.context, self.pause)
-        self.checkpointer = Checkpointer(self.context, setup.stop, setup.background, engine_state, on_save)
-        self.updates = UpdateGuard(self.context, self.checkpointer.join)
-        self._own_items = self._window_items = 0.0
-        self._estimate = TimeEstimate(milestones.total_steps - (run.resume.step if run.resume else 0))
+        """Takes what is trained, restores the run's checkpoint, if any, and evaluates what is due before a step.
 
-    def restore(self) -> None:
-        """Restores the run's checkpoint, if any, then begins to write into its folder, and starts the clock.
+        Args:
+            model: the prepared model.
+            optimizer: the prepared optimizer.
+            schedule: the learning-rate schedule, not prepared.
+            engine_state: returns the engine's own JSON-able state for checkpoints, by name.
+            on_save: called after each checkpoint has been written.
+            evaluate: the engine's evaluation, if it has its own.
 
         Raises:
             CheckpointError: if the checkpoint does not match the model or the optimizer; no file has changed.
             DamagedCheckpoint: on every rank, if any rank found a damaged file; no file has changed.
             RunError: on every rank, if a tracker cannot be started, or a file cannot be written.
+            Interrupted: on every rank, if any rank received a stop signal; the next session evaluates again.
         """
+        self.model, self.bare_model = model, self.run.accelerator.unwrap_model(model)
+        self.optimizer, self.schedule = optimizer, schedule
+        self.strategy.attach(self)
+        self.callbacks |= build_callbacks(self)
+        self.stopper = Stopper(self, self.stop_signal, partial(self.save, now=True))
+        self.observers = [each.watching(self) for each in self.observers]
+        everyone = (*self.callbacks.values(), *self.observers)
+        self._hear_steps = [each for each in everyone if type(each).after_step is not Callback.after_step]
+        self.meter = ProgressMeter(self.run, self.state, self.phases)
+        self.evaluator = Evaluator(self, self.pause)
+        self.checkpointer = Checkpointer(self, self.stop_signal, self.background, engine_state, on_save)
+        self.updates = UpdateGuard(self, self.checkpointer.join)
+        self.restore()
+        self._catch_up(evaluate or self.evaluate)
+        self._evaluate_start()
+
+    def restore(self) -> None:
+        """Restores the run's checkpoint, if any, then begins to write into its folder, and starts the clock."""
         if self.run.resume is not None:
             self.checkpointer.restore(self.run.resume)
         self.state.left_out = sorted({*self.state.left_out, *self.run.retry.left_out})
         on_main(self.run.accelerator, self._begin_files)
-        self.meter.phases.start()
+        self.phases.start()
         if self.state.best_step == self.state.step and self.run.cfg.checkpoint.load_best_model_at_end:
             self.save()  # unless this run has it: the checkpoint may be that of another one
         self.run.system.begin(RunFolder(self.run.output_dir).system(self.run.system.rank), lambda: self.state.step)
         self.meter.start()
 
     def _begin_files(self) -> None:
-        """Changes the files of the run, which may be a finished one: nothing can refuse to go on with it any more."""
+        """Starts writing to the run's folder; all checks must have passed, since it may hold a finished run."""
         self.tracker.connect()
         self.run.record(self.run)
         self.tracker.open()
 
-    def begin_window(self, batches: Sequence[Batch]) -> float:
+    def _catch_up(self, evaluate: Callable[[], object]) -> None:
+        """Evaluates the step of the checkpoint if a stop signal ended that, and saves it anew if that was due."""
+        if not self.state.evaluation_is_due:
+            return
+        self.state.evaluation_is_due = False
+        evaluate()
+        if self.milestones.after(self.state.step).save:
+            self.checkpointer.forget()
+            self.save()
+
+    def _evaluate_start(self) -> None:
+        """Evaluates with `eval.eval_on_start` before the first step; callbacks do not hear of it, nor is it a best."""
+        if not self.run.cfg.eval.eval_on_start or self.state.step > 0:
+            return
+        with self._stopping_if_abandoned():
+            result = self.evaluator.evaluate("validation")
+        if result is not None:
+            self.state.start_scores = dict(result.metrics)
+            self._log_scores(result.metrics)
+
+    def seek(self) -> None:
+        """Moves the loader to the next step; a resumed run begins in the middle of an epoch."""
+        self.sampler.seek(*divmod(self.state.step, self.milestones.steps_per_epoch))
+
+    def windows(self) -> Iterator[list[Batch]]:
+        """Yields this rank's windows from the next step to the end of its epoch; waiting for them counts as `fetch`."""
+        self.seek()
+        remaining = iter(Windows(self.loader, self.sampler))
+        while True:
+            with phase("fetch"):
+                window = next(remaining, None)
+            if window is None:
+                return
+            yield window
+
+    def begin_window(self, window: Sequence[Batch]) -> float:
         """Starts a step: seeds its random numbers, counts its items, and stops if any rank received a stop signal.
 
         Args:
-            batches: this rank's micro-batches of the window, on the CPU.
+            window: this rank's micro-batches, on the CPU.
 
         Returns:
             The factor for this rank's summed losses, so that the gradients of all ranks combine to that of the step.
@@ -192,50 +217,49 @@ class Session:
         run = self.run
         # Dropout depends only on (seed, step, data rank), so exact resume needs no stored random state.
         seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
-        self._own_items = sum(float(run.task.count_items(batch)) for batch in batches)
+        self._own_items = sum(float(run.task.count_items(batch)) for batch in window)
         (items,) = data_sum(run.accelerator, run.mesh, self._own_items)
-        own = *self.stops.received(), float(self.strategy.lost is not None), *self.checkpointer.flags()
+        own = *self.stopper.received(), float(self.strategy.lost is not None), *self.checkpointer.flags()
         *stops, lost, failed, written = all_sum(run.accelerator, *own)
-        self.stop.beat()
+        self.beat()
         if lost:
             self.strategy.agree_on_lost()
         self.checkpointer.heed(failed, written)
-        self.stops.stop_if(stops)
+        self.stopper.stop_if(stops)
         self.updates.begin()
-        self.context.window, self._window_items = batches, items
+        self.window, self._window_items = window, items
         return self.strategy.begin_step(self._own_items, items)
 
-    def window_gradient(self, batches: Sequence[Batch], scale: float) -> torch.Tensor:
+    def window_gradient(self, window: Sequence[Batch], scale: float) -> torch.Tensor:
         """Computes the gradient of a window.
 
         Args:
-            batches: this rank's micro-batches of the window.
+            window: this rank's micro-batches.
             scale: the factor that `begin_window` returned.
 
         Returns:
             This rank's summed loss, a detached scalar.
         """
-        loss_sum = self.strategy.window_gradient(batches, scale)
-        for callback in self.callbacks:
+        loss_sum = self.strategy.window_gradient(window, scale)
+        for callback in self.callbacks.values():
             callback.after_gradient()
         return loss_sum
 
     @in_phase("update")
-    def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
+    def check_update(self, grad_norm: float) -> None:
         """Decides about an update before it is applied.
 
         Args:
             grad_norm: norm of the exchanged gradient, before clipping.
-            batches: this rank's micro-batches of the window.
 
         Raises:
             RunError: as `UpdateGuard.check`.
         """
-        self.updates.check(grad_norm, batches)
+        self.updates.check(grad_norm)
         self.checkpointer.wait_for_copy()  # also where no update follows: a strategy may change parameters after it
         if self.updates.leaves_out:
             return
-        for callback in self.callbacks:
+        for callback in self.callbacks.values():
             callback.before_update()
         if self.strategy.lost is None:
             for observer in self.observers:
@@ -256,25 +280,22 @@ class Session:
             self.meter.add(loss_sum, self._window_items, grad_norm, learning_rate, lost_items)
         with phase("update"):
             self.strategy.after_update()
-            self.updates.check_parameters(self.context.window)
-            for callback in self.callbacks:
+            self.updates.check_parameters()
+            for callback in self.callbacks.values():
                 callback.after_update()
-        listening = [
-            each for each in (*self.callbacks, *self.observers) if type(each).after_step is not Callback.after_step
-        ]
-        if not listening:
+        if not self._hear_steps:
             self._stop_clock()
             return
         # Reading the loss waits for the GPU to finish the update, so that it is part of the step's time.
-        record = {"epoch": self.context.epoch, "loss_sum": float(loss_sum), "num_items": self._window_items}
+        record = {"epoch": self.epoch, "loss_sum": float(loss_sum), "num_items": self._window_items}
         record["seconds"] = self._stop_clock()
-        for each in listening:
+        for each in self._hear_steps:
             each.after_step(record | self.meter.last_step)
 
     def _stop_clock(self) -> float:
         seconds = self.meter.stop()
         self._estimate.add(seconds)
-        self.stops.stepped(seconds)
+        self.stopper.stepped(seconds)
         return seconds
 
     def after_step(self, due: Due) -> None:
@@ -297,11 +318,17 @@ class Session:
     def log(self) -> dict[str, Any]:
         """Writes and returns a line about the steps since the last line."""
         metrics = self.strategy.log_metrics() | self.updates.metrics()
-        for callback in self.callbacks:
+        for callback in self.callbacks.values():
             metrics |= callback.log_metrics()
-        line = self.meter.line(self.context.epoch, metrics)
+        line = self.meter.line(self.epoch, metrics)
         self.tracker.log(line)
         return line
+
+    def _log_scores(self, scores: Mapping[str, float], prefix: str = "eval") -> dict[str, float]:
+        """Writes a line about the scores of a set, and returns them with their prefix."""
+        metrics = {f"{prefix}_{name}": value for name, value in scores.items()}
+        self.tracker.log({"step": self.state.step, "epoch": self.epoch, **metrics})
+        return metrics
 
     def evaluate(self, tell: Callable[[dict[str, float]], None] = lambda metrics: None) -> dict[str, float]:
         """Evaluates on the validation rows, if any, tracks the best step and returns the metrics.
@@ -309,29 +336,28 @@ class Session:
         Args:
             tell: tells the engine's own callbacks of the metrics, before a checkpoint of the best step has their state.
         """
-        with self.abandoned_if_stopped(due=True):
+        with self._stopping_if_abandoned(due=True):
             result = self.evaluator.evaluate("validation")
         if result is None:
             return {}
-        metrics = {f"eval_{name}": value for name, value in result.metrics.items()}
-        self.tracker.log({"step": self.state.step, "epoch": self.context.epoch, **metrics})
+        metrics = self._log_scores(result.metrics)
         if self.state.evaluated_step == self.state.step:  # resumed right after this evaluation, which counts already
             tell(metrics)
             return metrics
         self.state.evaluated_step = self.state.step
         is_best = self.evaluator.note_best(metrics)
-        for callback in self.callbacks:
+        for callback in self.callbacks.values():
             callback.after_evaluation(metrics)
         tell(metrics)
         if is_best and self.run.cfg.checkpoint.load_best_model_at_end:
             self.save()
-        for each in (*self.callbacks, *self.observers):
+        for each in (*self.callbacks.values(), *self.observers):
             each.on_evaluated(metrics)
         return metrics
 
     def save(self, now: bool = False) -> None:
         """Writes a checkpoint of this step unless it exists; with `now`, it is complete at the end."""
-        with phase("save"), self.stops.saving():
+        with phase("save"), self.stopper.saving():
             if not self.checkpointer.is_saved:
                 self.meter.reduce()
                 self.tracker.flush()
@@ -340,22 +366,34 @@ class Session:
             if now:
                 self.checkpointer.join()
 
-    def catch_up(self, evaluate: Callable[[], object]) -> None:
-        """Evaluates the step of the checkpoint if a stop signal has ended that, and saves it anew if that was due.
+    def pause(self) -> None:
+        """Synchronises the parameters of all ranks before they are read."""
+        self.run.memory.pause()
+        self.checkpointer.wait_for_copy()
+        self.strategy.settle()
 
-        Args:
-            evaluate: the engine's evaluation.
-        """
-        if not self.state.evaluation_is_due:
-            return
-        self.state.evaluation_is_due = False
-        evaluate()
-        if self.context.milestones.after(self.state.step).save:
-            self.checkpointer.forget()
-            self.save()
+    def split(self, batch: Batch, size: int) -> Iterator[Batch]:
+        """Splits a micro-batch of the current step; see `toolkit.api.strategy.Replica`."""
+        run = self.run
+        random = RowRandom(run.cfg.seed, self.state.step // self.milestones.steps_per_epoch)
+        processor = padding_to(run.processor, run.cfg.train.pad_to_multiple_of)
+        return split_batch(run.data.train, run.task, processor, random, batch, size, self.sampler.order.budget)
+
+    def beat(self) -> None:
+        """Signals that this process is alive."""
+        self.stop_signal.beat()
+
+    def stop(self, reason: str) -> None:
+        """Makes every rank save a checkpoint and stop before the next step."""
+        say(f"stopping before the next step: {reason}")
+        self.stop_signal.receive(signal.SIGTERM)
+
+    def is_stopping(self) -> bool:
+        """Whether a stop signal has arrived, so that an evaluation is abandoned."""
+        return self.stopper.asked()
 
     @contextmanager
-    def abandoned_if_stopped(self, due: bool = False) -> Iterator[None]:
+    def _stopping_if_abandoned(self, due: bool = False) -> Iterator[None]:
         """Saves and stops, on every rank, if an evaluation inside the block is abandoned.
 
         Args:
@@ -365,102 +403,66 @@ class Session:
             yield
         except Abandoned:
             self.state.evaluation_is_due = due
-            self.stops.stop_now()
+            self.stopper.stop_now()
             raise
 
-    def pause(self) -> None:
-        """Synchronises the parameters of all ranks before they are read."""
-        self.run.memory.pause()
-        self.checkpointer.wait_for_copy()
-        self.strategy.settle()
+    def finish(self) -> FitResult:
+        """Saves and evaluates the last step, restores the best parameters if configured, and returns the result."""
+        run, state, checkpoint = self.run, self.state, self.run.cfg.checkpoint
+        run.memory.pause()
+        if state.num_items and self.meter.last_step:  # the run ended before its last milestone
+            self.log()
+        if self.milestones.save_every is not None:
+            self.save()
+        self.evaluate()
+        self.stopper.stop_now()
+        self.checkpointer.join()
+        best_is_earlier = state.best_step not in (None, state.step)
+        replaced = any(type(callback).finish is not Callback.finish for callback in self.callbacks.values())
+        if checkpoint.load_best_model_at_end and best_is_earlier and self.checkpointer.load_best():
+            self.evaluator.forget()
+            replaced = True
+        self.pause()
+        self.stopper.can_save = self.checkpointer.is_saved or not replaced
+        for callback in self.callbacks.values():
+            callback.finish()
+        refuse_non_finite(run.accelerator, self.strategy.own_parameters(), state.step)
+        with self._stopping_if_abandoned():
+            return self._result()
+
+    def _result(self) -> FitResult:
+        """Evaluates the final model on all sets and returns the result."""
+        run, state = self.run, self.state
+        evaluations = {name: found for name in run.data.evals if (found := self.evaluator.evaluate(name)) is not None}
+        if test := evaluations.get("test"):
+            self._log_scores(test.metrics, "test")
+        further = {**self.strategy.exchanged(), **self.updates.metrics()}
+        further |= {f"start_{score.name}": value for score in overall_scores(run.task)
+                    if (value := state.start_scores.get(score.name)) is not None}  # fmt: skip
+        for callback in self.callbacks.values():
+            further |= callback.final_metrics()
+        if further:
+            self.tracker.log({"step": state.step, "epoch": self.epoch, **further})
+        run.system.end()
+        return FitResult(
+            steps=state.step,
+            train_loss=self.meter.train_loss,
+            evaluations=evaluations,
+            best=state.best_metric,
+            best_step=state.best_step,
+            train_seconds=self.meter.seconds,
+            items_per_second=self.meter.items_per_second,
+            memory=run.memory.use(self.bare_model, state_bytes(self.optimizer), self.checkpointer.copy_bytes),
+            further=further,
+            phases=self.phases.seconds(),
+            costs=total_of(self).figures(run.cfg.tracking),
+        )
 
 
-def outcome(
-    context: TrainingContext,
-    evaluator: Evaluator,
-    meter: ProgressMeter,
-    tracker: Tracker,
-    copy_bytes: int,
-    left_out: Mapping[str, float],
-) -> FitResult:
-    """Evaluates the final model and returns the result. Every rank must call it.
-
-    Args:
-        context: the training, which is over.
-        evaluator: evaluates all evaluation sets.
-        meter: its sums of losses and times.
-        tracker: receives the metrics of the test rows, and the figures of the strategy and the callbacks.
-        copy_bytes: memory of the copy of a checkpoint.
-        left_out: figures of the updates that were left out.
-    """
-    run, state = context.run, context.state
-    place = {"step": state.step, "epoch": context.epoch}
-    evaluations = {name: found for name in run.data.evals if (found := evaluator.evaluate(name)) is not None}
-    if test := evaluations.get("test"):
-        tracker.log(place | {f"test_{name}": value for name, value in test.metrics.items()})
-    further = {**run.strategy.exchanged(), **left_out}
-    further |= {f"start_{score.name}": value for score in overall_scores(run.task)
-                if (value := state.start_scores.get(score.name)) is not None}  # fmt: skip
-    for callback in context.callbacks.values():
-        further |= callback.final_metrics()
-    if further:
-        tracker.log(place | further)
-    run.system.end()
-    return FitResult(
-        steps=state.step,
-        train_loss=meter.train_loss,
-        evaluations=evaluations,
-        best=state.best_metric,
-        best_step=state.best_step,
-        train_seconds=meter.seconds,
-        items_per_second=meter.items_per_second,
-        memory=run.memory.use(context.bare_model, state_bytes(context.optimizer), copy_bytes),
-        further=further,
-        phases=meter.phases.seconds(),
-        costs=total_of(context).figures(run.cfg.tracking),
-    )
-
-
-def finish(session: Session) -> FitResult:
-    """Saves and evaluates the last step, and restores the best parameters if configured."""
-    run, state, checkpoint = session.run, session.state, session.run.cfg.checkpoint
-    run.memory.pause()
-    if state.num_items and session.meter.last_step:  # the run ended before its last milestone
-        session.log()
-    if session.context.milestones.save_every is not None:
-        session.save()
-    session.evaluate()
-    session.stops.stop_now()
-    session.checkpointer.join()
-    best_is_earlier = state.best_step not in (None, state.step)
-    replaced = any(type(callback).finish is not Callback.finish for callback in session.callbacks)
-    if checkpoint.load_best_model_at_end and best_is_earlier and session.checkpointer.load_best():
-        session.evaluator.forget()
-        replaced = True
-    session.pause()
-    session.stops.can_save = session.checkpointer.is_saved or not replaced
-    for callback in session.callbacks:
-        callback.finish()
-    refuse_non_finite(run.accelerator, session.strategy.own_parameters(), state.step)
-    with session.abandoned_if_stopped():
-        copy_bytes, left_out = session.checkpointer.copy_bytes, session.updates.metrics()
-        return outcome(session.context, session.evaluator, session.meter, session.tracker, copy_bytes, left_out)
-
-
-def evaluate_start(session: Session) -> None:
-    """Evaluates the validation rows with `eval.eval_on_start`, unless the run goes on from a later step.
-
-    No callback hears of it, and it selects no best model. Every rank must call it.
-
-    Raises:
-        Interrupted: on every rank, if any rank received a stop signal; the next session evaluates again.
-    """
-    state = session.state
-    if not session.run.cfg.eval.eval_on_start or state.step > 0:
-        return
-    with session.abandoned_if_stopped():
-        result = session.evaluator.evaluate("validation")
-    if result is not None:
-        state.start_scores = dict(result.metrics)
-        scores = {f"eval_{name}": value for name, value in result.metrics.items()}
-        session.tracker.log({"step": 0, "epoch": 0.0, **scores})
+def _note_long_rows(run: Run) -> None:
+    """Says which rows are longer than a token budget."""
+    budgets = [("train", run.cfg.train.max_tokens_per_batch, run.data.train)]
+    budgets += [("eval", run.cfg.eval.max_tokens_per_batch, data.features) for data in run.data.evals.values()]
+    for section, tokens, features in budgets:
+        for note in over_budget(f"{section}.max_tokens_per_batch", tokens, features, run.task.modality):
+            warn(note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from toolkit.api.training import Callback, TrainingContext
+from toolkit.api.training import Callback, Training
 from toolkit.base.package import import_object
 from toolkit.config.sections import Config
 from toolkit.optim.presets import PRESETS
@@ -46,10 +46,10 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
 """For each callback, by its name in checkpoints: whether a configuration enables it, and its class."""
 
 
-def build_callbacks(context: TrainingContext) -> dict[str, Callback]:
+def build_callbacks(training: Training) -> dict[str, Callback]:
     """Builds the callbacks that the run's configuration enables, by name."""
     return {
-        name: import_object(place)(context)
+        name: import_object(place)(training)
         for name, (is_asked, place) in CALLBACKS.items()
-        if is_asked(context.run.cfg)
+        if is_asked(training.run.cfg)
     }

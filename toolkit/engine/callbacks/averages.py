@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from toolkit.api.run import Checkpoint
-from toolkit.api.training import Callback, TrainingContext
+from toolkit.api.training import Callback, Training
 from toolkit.base.shards import fill, is_split, local
 from toolkit.checkpoint import contents
 
@@ -18,18 +18,18 @@ from toolkit.checkpoint import contents
 class AveragedWeights(Callback):
     """Keeps an average of every trainable parameter; frozen parameters and buffers are the model's."""
 
-    def __init__(self, context: TrainingContext) -> None:
-        self.context = context
-        self.weight = 1.0 - (context.run.cfg.train.ema_decay or 0.0)
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self.weight = 1.0 - (training.run.cfg.train.ema_decay or 0.0)
         self.averages = {name: parameter.detach().clone() for name, parameter in self._trainable()}
 
     def _trainable(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        return (pair for pair in self.context.bare_model.named_parameters() if pair[1].requires_grad)
+        return (pair for pair in self.training.bare_model.named_parameters() if pair[1].requires_grad)
 
     @torch.no_grad()
     def after_update(self) -> None:
         """Updates the averages, unless the fp16 scaler skipped this update."""
-        if self.context.run.accelerator.optimizer_step_was_skipped:
+        if self.training.run.accelerator.optimizer_step_was_skipped:
             return
         pairs = [
             (self.averages.setdefault(name, parameter.detach().clone()), parameter.detach())
@@ -50,7 +50,7 @@ class AveragedWeights(Callback):
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        parameters = dict(self.context.bare_model.named_parameters())
+        parameters = dict(self.training.bare_model.named_parameters())
         for name, average in self.averages.items():
             if is_split(average):  # FSDP2 keeps the memory of its parameters
                 own, other = local(parameters[name]), local(average)
@@ -66,7 +66,7 @@ class AveragedWeights(Callback):
 
     def finish(self) -> None:
         """Replaces the parameters by the averages."""
-        parameters = dict(self.context.bare_model.named_parameters())
+        parameters = dict(self.training.bare_model.named_parameters())
         with torch.no_grad():
             for name, average in self.averages.items():
                 local(parameters[name]).copy_(local(average))
@@ -77,7 +77,7 @@ class AveragedWeights(Callback):
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Loads the averages of a checkpoint."""
-        parameters = dict(self.context.bare_model.named_parameters())
+        parameters = dict(self.training.bare_model.named_parameters())
         own = {name: value for name, value in tensors.items() if name in parameters}  # others: of other stages
         self.averages = {name: torch.empty_like(parameters[name].detach()) for name in own}
         for name, value in own.items():
@@ -87,9 +87,9 @@ class AveragedWeights(Callback):
 class ScheduleFree(Callback):
     """Uses the average for evaluation and as the final model; checkpoints hold the trained parameters."""
 
-    def __init__(self, context: TrainingContext) -> None:
-        self.context = context
-        self.optimizer: Any = getattr(context.optimizer, "optimizer", context.optimizer)
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self.optimizer: Any = getattr(training.optimizer, "optimizer", training.optimizer)
         self.optimizer.train()
 
     @contextmanager
@@ -112,9 +112,9 @@ class ScheduleFree(Callback):
 
     def on_best_loaded(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Loads the best step's optimizer state, from which its average is computed."""
-        context = self.context
-        run = context.run
-        contents.load_optimizer_into(best, context.optimizer, context.bare_model, run.mesh, run.strategy.outline)
+        training = self.training
+        run = training.run
+        contents.load_optimizer_into(best, training.optimizer, training.bare_model, run.mesh, run.strategy.outline)
 
     def finish(self) -> None:
         """Replaces the parameters by the average."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toolkit.api.training import Callback, TrainingContext
+from toolkit.api.training import Callback, Training
 from toolkit.config.sections import TrackingConfig
 from toolkit.distributed.collectives import objects_of_all
 
@@ -51,13 +51,13 @@ class Used:
 class Costs(Callback):
     """Adds what this session uses to what the sessions before its checkpoint used."""
 
-    def __init__(self, context: TrainingContext) -> None:
-        self.context = context
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
         self.before = Used()
 
     def total(self) -> Used:
         """Returns what the run has used. Every rank must call it."""
-        system = self.context.run.system
+        system = self.training.run.system
         # Processes of a machine measure the same counters, which count once.
         joules: dict[str, float] = {}
         (seconds, own), *others = objects_of_all((system.seconds, system.joules()))  # the clock of the main process
@@ -90,8 +90,8 @@ def known(value: Any) -> float:
     return number
 
 
-def total_of(context: TrainingContext) -> Used:
+def total_of(training: Training) -> Used:
     """Returns what a run has used so far. Every rank must call it."""
-    costs = context.callbacks["costs"]
+    costs = training.callbacks["costs"]
     assert isinstance(costs, Costs)
     return costs.total()

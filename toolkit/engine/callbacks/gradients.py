@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from toolkit.api.batch import Batch, to_device
 from toolkit.api.exhibits import Histogram
-from toolkit.api.training import Callback, TrainingContext
+from toolkit.api.training import Callback, Training
 from toolkit.base.console import say
 from toolkit.base.shards import full
 from toolkit.distributed.collectives import objects_of_all, on_main
 from toolkit.distributed.window import clip_values, kept_buffers, seed_all
-from toolkit.engine.micro_batches import splitter
 from toolkit.models.activations import exact_activations
 
 BINS = 64
@@ -31,37 +30,37 @@ class Histograms(Callback):
     Of replicas the main process sends its own. Parameters that are split over processes are gathered one after another.
     """
 
-    def __init__(self, context: TrainingContext) -> None:
-        self.context = context
-        self.every = context.run.cfg.tracking.histogram_steps or 1
-        self.is_split = context.run.cfg.parallel.splits
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self.every = training.run.cfg.tracking.histogram_steps or 1
+        self.is_split = training.run.cfg.parallel.splits
         self.gradients: dict[str, Histogram] = {}
 
     def before_update(self) -> None:
         """Computes the histograms of the gradient."""
-        if (self.context.state.step + 1) % self.every == 0:
+        if (self.training.state.step + 1) % self.every == 0:
             gradients = {name: p.grad for name, p in self._trained().items() if p.grad is not None}
             self.gradients = self._of("gradients", gradients)
 
     def after_update(self) -> None:
         """Computes the histograms of the weights, and sends both."""
-        step = self.context.state.step
+        step = self.training.state.step
         if step % self.every:
             return
         found = self.gradients | self._of("weights", self._trained())
         self.gradients = {}  # of an update that is left out there are none
-        run = self.context.run
+        run = self.training.run
         on_main(run.accelerator, run.trackers.histograms, found, step)
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """Returns the trained parameters that this process has, by name, each once."""
-        own = self.context.run.strategy.own_parameters().items()
+        own = self.training.run.strategy.own_parameters().items()
         trained = {id(p): (name, p) for name, p in own if isinstance(p, nn.Parameter) and p.requires_grad}
         return dict(trained.values())
 
     def _of(self, kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Histogram]:
         """Returns the histograms of tensors, on the main process those of all processes that share a model."""
-        if not self.is_split and not self.context.run.accelerator.is_main_process:
+        if not self.is_split and not self.training.run.accelerator.is_main_process:
             return {}
         own = {f"{kind}/{name}": found for name, each in tensors.items() if (found := histogram(full(each.detach())))}
         if not self.is_split:
@@ -92,19 +91,18 @@ class CompressionError(Callback):
     the difference over the norm of the exact gradient, with the same dropout.
     """
 
-    def __init__(self, context: TrainingContext) -> None:
-        self.context, self.error = context, math.nan
-        self.split = splitter(context.run, context.state, context.milestones)
+    def __init__(self, training: Training) -> None:
+        self.training, self.error = training, math.nan
 
     def after_gradient(self) -> None:
         """Measures in the first step of a run; the gradient of the step stays as it is."""
-        run = self.context.run
-        if self.context.state.step > 0:
+        run = self.training.run
+        if self.training.state.step > 0:
             return
-        rows = next((batch for batch in self.context.window if (batch["row_ids"] >= 0).any()), None)
+        rows = next((batch for batch in self.training.window if (batch["row_ids"] >= 0).any()), None)
         if rows is None:
             return
-        row = next(self.split(rows, 1))
+        row = next(self.training.split(rows, 1))
         exact, compressed = self._gradient(row, exact=True), self._gradient(row, exact=False)
         off, size = (math.sqrt(sum(float(part.double().square().sum()) for part in parts)) for parts in (
             [one - other for one, other in zip(exact, compressed, strict=True)], exact
@@ -116,10 +114,10 @@ class CompressionError(Callback):
         )
 
     def _gradient(self, row: Batch, exact: bool) -> list[Tensor]:
-        context, run = self.context, self.context.run
-        model, batch = context.bare_model, to_device(row, run.accelerator.device)
+        training, run = self.training, self.training.run
+        model, batch = training.bare_model, to_device(row, run.accelerator.device)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        seed_all(run.cfg.seed, context.state.step, run.mesh.data_rank)
+        seed_all(run.cfg.seed, training.state.step, run.mesh.data_rank)
         with kept_buffers(model), exact_activations() if exact else nullcontext():
             loss = run.task.loss_sum(run.task.forward(model, batch), batch)
             # Not `backward`, which would add to the gradient of the step, and exchange it.
@@ -142,11 +140,12 @@ class CompressionError(Callback):
 class ClippedValues(Callback):
     """Limits each element of the gradient of a step, which is exchanged and clipped by its norm already."""
 
-    def __init__(self, context: TrainingContext) -> None:
-        limit = context.run.cfg.train.max_grad_value
+    def __init__(self, training: Training) -> None:
+        limit = training.run.cfg.train.max_grad_value
         assert limit is not None
-        self.context, self.limit = context, limit
+        super().__init__(training)
+        self.limit = limit
 
     def before_update(self) -> None:
         """Limits the gradient; elements do not depend on how it is split over processes."""
-        clip_values(self.context.bare_model.parameters(), self.limit)
+        clip_values(self.training.bare_model.parameters(), self.limit)

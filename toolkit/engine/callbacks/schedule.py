@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from toolkit.api.training import Callback, TrainingContext
+from toolkit.api.training import Callback, Training
 from toolkit.optim import schedules
 from toolkit.optim.schedules import in_steps, momentum_of, set_momentum
 
@@ -21,10 +21,10 @@ class Plateau(Callback):
     `min_lr` and `eps` refer to `train.learning_rate`; the rates of other groups are reduced by the same factor.
     """
 
-    def __init__(self, context: TrainingContext) -> None:
-        self.context = context
-        train = context.run.cfg.train
-        best = context.run.best
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        train = training.run.cfg.train
+        best = training.run.best
         self.name = best.name
         self.peak = train.learning_rate
         stand_in = torch.optim.SGD([torch.zeros(1)], lr=self.peak)
@@ -37,7 +37,7 @@ class Plateau(Callback):
         self._apply()
 
     def _apply(self) -> None:
-        schedule = self.context.schedule
+        schedule = self.training.schedule
         for factor in schedule.lr_lambdas:
             assert isinstance(factor, schedules.Factor)
             factor.scale = self.group["lr"] / self.peak if self.peak else 1.0
@@ -62,17 +62,17 @@ class Plateau(Callback):
 class CycledMomentum(Callback):
     """Sets the optimizer's momentum before each update. The schedule's step alone determines it."""
 
-    def __init__(self, context: TrainingContext) -> None:
-        self.context = context
-        milestones = context.milestones
-        train = in_steps(context.run.cfg.train, milestones.steps_per_epoch)
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        milestones = training.milestones
+        train = in_steps(training.run.cfg.train, milestones.steps_per_epoch)
         self.momentum_at = momentum_of(train, milestones.total_steps)
         self.current = self.momentum_at(0)
 
     def before_update(self) -> None:
         """Sets the momentum that belongs to the rate of this update."""
-        self.current = self.momentum_at(self.context.schedule.last_epoch)
-        set_momentum(self.context.optimizer, self.current)
+        self.current = self.momentum_at(self.training.schedule.last_epoch)
+        set_momentum(self.training.optimizer, self.current)
 
     def log_metrics(self) -> dict[str, float]:
         """Returns the momentum of the last update."""

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors.torch import load_model, save_model
 
 from toolkit.api.batch import Predictions
-from toolkit.api.training import Callback, TrainingContext
+from toolkit.api.training import Callback, Training
 from toolkit.base.console import warn
 from toolkit.base.files import file_sha256, temporary_file
 from toolkit.base.run_folder import RunFolder
@@ -21,11 +21,11 @@ from toolkit.optim.schedules import cycle_ends, in_steps
 class Snapshots(Callback):
     """Writes `snapshots/step-<N>.safetensors` after each cycle and evaluates their mean prediction at the end."""
 
-    def __init__(self, context: TrainingContext) -> None:
-        self.context = context
-        self.files = RunFolder(context.run.output_dir)
-        train = in_steps(context.run.cfg.train, context.milestones.steps_per_epoch)
-        self.ends = frozenset(cycle_ends(train, context.milestones.total_steps))
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self.files = RunFolder(training.run.output_dir)
+        train = in_steps(training.run.cfg.train, training.milestones.steps_per_epoch)
+        self.ends = frozenset(cycle_ends(train, training.milestones.total_steps))
         self.digests: dict[int, str | None] = {}
         """The sha256 of each snapshot by its step; None if it was written by an older version."""
 
@@ -36,17 +36,17 @@ class Snapshots(Callback):
             NonFiniteParameters: on every rank, if the model is not finite.
             RunError: on every rank, if parameters cannot be made the same on all.
         """
-        step, accelerator = self.context.state.step, self.context.run.accelerator
+        step, accelerator = self.training.state.step, self.training.run.accelerator
         if step in self.ends:
-            self.context.run.strategy.settle()
-            with self.context.as_result():
-                refuse_non_finite(accelerator, self.context.bare_model.state_dict(), step)
+            self.training.run.strategy.settle()
+            with self.training.as_result():
+                refuse_non_finite(accelerator, self.training.bare_model.state_dict(), step)
                 self.digests[step] = on_main(accelerator, self._write, step)
 
     def _write(self, step: int) -> str:
         self.files.snapshots.mkdir(exist_ok=True)
         with temporary_file(self.files.snapshot(step)) as file:
-            save_model(self.context.bare_model, str(file))
+            save_model(self.training.bare_model, str(file))
             return file_sha256(file)
 
     def _usable(self) -> list[int]:
@@ -57,19 +57,19 @@ class Snapshots(Callback):
 
     def final_metrics(self) -> dict[str, float]:
         """Returns the validation metrics of the snapshots' mean prediction."""
-        context, run = self.context, self.context.run
+        training, run = self.training, self.training.run
         there = on_main(run.accelerator, self._usable)
         if there != [*self.digests]:
             where = self.files.snapshots
             warn(f"snapshots are missing or damaged in {where}: the ensemble uses those of steps {there}")
         if not there:
             return {}
-        data, model, parts = run.data.evals["validation"], context.bare_model, list[Predictions]()
+        data, model, parts = run.data.evals["validation"], training.bare_model, list[Predictions]()
         final = {name: value.clone() for name, value in model.state_dict().items()}
         try:
             for step in there:
                 load_model(model, self.files.snapshot(step))
-                parts.append(predict(run, model, data, f"snapshot {step}", context.beat, context.is_stopping)[0])
+                parts.append(predict(run, model, data, f"snapshot {step}", training.beat, training.is_stopping)[0])
         finally:
             model.load_state_dict(final)
         average = run.task.average

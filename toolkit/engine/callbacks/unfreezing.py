@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit.api.training import Callback, TrainingContext
+from toolkit.api.training import Callback, Training
 from toolkit.base.console import say
 from toolkit.models.parts import later_parameters, step_of
 
@@ -18,16 +18,16 @@ class Unfreezing(Callback):
     the norm nor, because the optimizer skips these parameters, momentum and weight decay.
     """
 
-    def __init__(self, context: TrainingContext) -> None:
-        self.context = context
-        run, self.parameters = context.run, dict(context.bare_model.named_parameters())
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        run, self.parameters = training.run, dict(training.bare_model.named_parameters())
         complete = run.strategy.outline or run.model
         self.sizes = {name: parameter.numel() for name, parameter in complete.named_parameters()}
         self.several = run.mesh.data_size > 1
         self.since: dict[str, int] = {}
         self.frozen: set[str] = set()
         for moment, names in later_parameters(complete, run.cfg.model).items():
-            step = step_of(moment, context.milestones.steps_per_epoch)
+            step = step_of(moment, training.milestones.steps_per_epoch)
             self.since |= {name: min(step, self.since.get(name, step)) for name in names}
         self._apply()
 
@@ -38,7 +38,7 @@ class Unfreezing(Callback):
 
     def after_update(self) -> None:
         """Unfreezes the parameters that are due after this step."""
-        step = self.context.state.step
+        step = self.training.state.step
         if due := [name for name, since in self.since.items() if since == step]:
             count = sum(self.sizes[name] for name in due)
             say(f"after step {step}: {count:,} more parameters are trained")
@@ -57,7 +57,7 @@ class Unfreezing(Callback):
         self._apply()
 
     def _apply(self, everything: bool = False) -> None:
-        step, own = self.context.state.step, self.since.keys() & self.parameters.keys()  # others: of other stages
+        step, own = self.training.state.step, self.since.keys() & self.parameters.keys()  # others: of other stages
         frozen = set() if everything else {name for name in own if step < self.since[name]}
         if self.several:
             self.frozen = frozen

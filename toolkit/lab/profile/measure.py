@@ -25,9 +25,9 @@ from torch.utils.flop_counter import flop_registry
 
 from toolkit.api.batch import IGNORE_INDEX, Batch
 from toolkit.api.training import Callback
-from toolkit.data.batching.batches import Windows, training_loader
+from toolkit.data.batching.batches import Windows
 from toolkit.distributed.collectives import objects_of_all
-from toolkit.engine.micro_batches import packs_tokens, training_processor
+from toolkit.engine.training import training_batches
 from toolkit.lab.jobs.training import trained
 from toolkit.lab.profile.trace import RANGE, UNFUSED, Operation, Reading, read_trace
 from toolkit.models.unpadded.families import DROPOUTS, NothingToGain, Refused, coverage
@@ -244,23 +244,16 @@ def time_loading(run: Run, windows: int) -> Loading:
         run: a run whose training is over.
         windows: their number.
     """
-    made = _windows(run)
+    made = Windows(*training_batches(run, workers=0))
     begun = time.perf_counter()
     count = sum(1 for _ in islice(made, windows))
     seconds = (time.perf_counter() - begun) / max(1, count)
     profiler = cProfile.Profile()
     profiler.enable()
-    for _ in islice(_windows(run), windows):
+    for _ in islice(Windows(*training_batches(run, workers=0)), windows):
         pass
     profiler.disable()
     return slowest(profiler, seconds, max(1, count))
-
-
-def _windows(run: Run) -> Windows:
-    loader, sampler = training_loader(
-        run.data.train, run.task, training_processor(run), run.cfg, run.mesh, 0, run.data.kept, packs_tokens(run)
-    )
-    return Windows(loader, sampler)
 
 
 def slowest(profiler: cProfile.Profile, seconds: float, windows: int) -> Loading:
