@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.api.mesh import Mesh, mesh_of
-from toolkit.api.run import ASYNC_SAVE, FIRST_TRY, FitResult, Retry, Run, best_metric
+from toolkit.api.mesh import Mesh
+from toolkit.api.run import ASYNC_SAVE, FIRST_ATTEMPT, Attempt, FitResult, Run, best_metric
 from toolkit.api.state import Milestones
 from toolkit.api.task import Task
 from toolkit.api.training import Callback
 from toolkit.base.cli_errors import leave_group
-from toolkit.base.console import quiet_libraries
+from toolkit.base.console import quiet_libraries, warn
 from toolkit.base.processes import die_with_launcher
 from toolkit.checkpoint.output_folder import claim
-from toolkit.checkpoint.store import NOTHING
 from toolkit.checkpoint.tensors import DamagedCheckpoint
 from toolkit.checkpoint.writing import collected
 from toolkit.checks.machine import warn_of_machine
@@ -28,11 +27,11 @@ from toolkit.config.sections import Config
 from toolkit.data.batching.batches import training_order
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator, own_process_state
-from toolkit.distributed.non_finite import GoBack, NonFiniteParameters, after_non_finite
 from toolkit.distributed.stop import DeferredStop
 from toolkit.distributed.strategies import build_strategy
 from toolkit.distributed.watchdog import heartbeat
 from toolkit.engine import fit, import_all
+from toolkit.engine.non_finite import GoBack, NonFiniteParameters
 from toolkit.models.build import build_for, in_float64, make_trainable
 from toolkit.prepare.auto import saves_in_background
 from toolkit.prepare.inputs import Inputs, read_inputs
@@ -45,6 +44,8 @@ from toolkit.tracking.tracker import RunTrackers
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
+
+    from toolkit.config.train import TrainConfig
 
 
 def run(
@@ -73,20 +74,28 @@ def run(
         ToolkitError: if the run cannot start or fails, with a message for the user and an exit code.
     """
     work = partial(fit_and_report, observers=observers, ends_process=ends_process)
-    with fitted(cfg, partial(prepared_run, cfg, task, recipe, float64=float64), work) as (_, result):
+    with trained_run(cfg, task, recipe, work, float64=float64) as (_, result):
         return result
 
 
 @contextmanager
-def fitted(
-    cfg: Config, prepare: Callable[..., AbstractContextManager[Run]], work: Callable[[Run], FitResult]
+def trained_run(
+    cfg: Config,
+    task: Task,
+    recipe: Path,
+    work: Callable[[Run], FitResult],
+    change: Callable[[Run], Run] = lambda run: run,
+    float64: bool = False,
 ) -> Iterator[tuple[Run, FitResult]]:
-    """Prepares and trains a run, again if it has to go back to an earlier checkpoint, and keeps it open.
+    """Prepares and trains a run, again after a damaged checkpoint or a rollback, and keeps it open.
 
     Args:
         cfg: resolved configuration.
-        prepare: `prepared_run` with all arguments but `skip` and `retry`.
+        task: the recipe's task.
+        recipe: the recipe's file.
         work: trains a prepared run.
+        change: returns the run to train in place of the prepared one.
+        float64: whether to compute in float64.
 
     Yields:
         The run and its result.
@@ -94,29 +103,58 @@ def fitted(
     Raises:
         ToolkitError: if the run cannot start, fails or is stopped.
     """
-    damaged, retry = dict[Path, str](), FIRST_TRY
+    attempt, is_trained = FIRST_ATTEMPT, False
     while True:
         try:
-            with ExitStack() as attempt:
-                found = _attempt(attempt, prepare(skip=damaged, retry=retry), work)
-                kept = attempt.pop_all()
-            break
-        except (GoBack, NonFiniteParameters) as error:
-            retry = after_non_finite(cfg.train, retry, error)
-        except DamagedCheckpoint as error:  # found while loading: start over with the checkpoint before it
-            if error.checkpoint.path in damaged:
+            with _attempted(prepared_run(cfg, task, recipe, attempt, float64), change, work) as found:
+                is_trained = True
+                yield found
+            return
+        except (DamagedCheckpoint, GoBack, NonFiniteParameters) as error:
+            if is_trained:  # raised by the block of the caller
                 raise
-            damaged[error.checkpoint.path] = error.problem
-        gc.collect()  # free the model and optimizer of this attempt before building new ones
-    with kept:
-        yield found
+            attempt = next_attempt(attempt, error, cfg.train)
+        gc.collect()  # frees the model and the optimizer of this attempt, which `error` held, before the next one
 
 
-def _attempt(
-    stack: ExitStack, prepared: AbstractContextManager[Run], work: Callable[[Run], FitResult]
-) -> tuple[Run, FitResult]:
-    run = stack.enter_context(prepared)
-    return run, work(run)
+@contextmanager
+def _attempted(
+    prepared: AbstractContextManager[Run], change: Callable[[Run], Run], work: Callable[[Run], FitResult]
+) -> Iterator[tuple[Run, FitResult]]:
+    """Trains a run once; a function of its own, so that nothing keeps the run of a failed attempt in memory."""
+    with prepared as run:
+        run = change(run)
+        yield run, work(run)
+
+
+def next_attempt(
+    attempt: Attempt, error: DamagedCheckpoint | GoBack | NonFiniteParameters, train: TrainConfig
+) -> Attempt:
+    """Returns what the next attempt at a run knows.
+
+    Args:
+        attempt: the attempt that failed.
+        error: why it failed.
+        train: the settings.
+
+    Raises:
+        DamagedCheckpoint: the error, if the checkpoint was found damaged before.
+        NonFiniteParameters: the error, if the run may not go back to a checkpoint.
+    """
+    if isinstance(error, DamagedCheckpoint):  # found while loading: start over with the checkpoint before it
+        path = error.checkpoint.path
+        if path in attempt.damaged:
+            raise error
+        return replace(attempt, damaged={**attempt.damaged, path: error.problem})
+    rollbacks = attempt.rollbacks + 1
+    if isinstance(error, GoBack):
+        warn("the run goes back to its newest checkpoint")
+        return replace(attempt, skipped=(*attempt.skipped, error.window), suspect_step=0, rollbacks=rollbacks)
+    # Each window can take two attempts: one to find the update that breaks the parameters, one without it.
+    if train.non_finite != "rollback" or rollbacks > 2 * train.max_non_finite_steps:
+        raise error
+    warn(f"{error.what}; the run goes back to its newest checkpoint to find the update that broke it")
+    return replace(attempt, suspect_step=error.step, rollbacks=rollbacks)
 
 
 def fit_and_report(run: Run, observers: Sequence[Callback], ends_process: bool) -> FitResult:
@@ -150,12 +188,7 @@ def fit_and_report(run: Run, observers: Sequence[Callback], ends_process: bool) 
 
 @contextmanager
 def prepared_run(
-    cfg: Config,
-    task: Task,
-    recipe: Path,
-    skip: Mapping[Path, str] = NOTHING,
-    float64: bool = False,
-    retry: Retry = FIRST_TRY,
+    cfg: Config, task: Task, recipe: Path, attempt: Attempt = FIRST_ATTEMPT, float64: bool = False
 ) -> Iterator[Run]:
     """Claims the output folder, reads the inputs and builds the model, in a process state of its own.
 
@@ -163,9 +196,8 @@ def prepared_run(
         cfg: resolved configuration.
         task: the recipe's task.
         recipe: the recipe's file.
-        skip: folders of damaged checkpoints, and the reasons.
+        attempt: what earlier attempts found out.
         float64: whether to compute in float64.
-        retry: what is known from before the run went back to a checkpoint.
 
     Yields:
         The run; its output folder is locked until the block ends.
@@ -177,11 +209,11 @@ def prepared_run(
     with own_process_state(), quiet_libraries():
         refuse_wrong_run(cfg, task)
         accelerator = build_accelerator(cfg)
-        mesh = mesh_of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
+        mesh = Mesh.of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
         warn_of_machine(cfg, accelerator.device)
         system = SystemWatch(cfg.tracking.system_interval, accelerator.process_index, accelerator.device)
         watched = heartbeat(accelerator, cfg.train.heartbeat_timeout, Path(cfg.output_dir))
-        with watched, claim(cfg, accelerator, skip, again=retry.count > 0) as claimed, system:
+        with watched, claim(cfg, accelerator, attempt.damaged, again=attempt.rollbacks > 0) as claimed, system:
             inputs = read_inputs(cfg, task, accelerator, claimed)
             milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
             refuse_wrong_steps(cfg, milestones, claimed.resume)
@@ -193,7 +225,7 @@ def prepared_run(
                 cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
                 data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
                 memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task),
-                system=system, retry=retry, resolved=inputs.resolved, trackers=RunTrackers(cfg, claimed.output_dir),
+                system=system, attempt=attempt, resolved=inputs.resolved, trackers=RunTrackers(cfg, claimed.output_dir),
                 record=partial(write_start, rows=inputs.rows, recipe=recipe, milestones=milestones),
             )  # fmt: skip
             yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left

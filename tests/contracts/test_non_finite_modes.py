@@ -1,4 +1,4 @@
-"""`train.non_finite: skip` and `rollback`: bad windows are left out, and everything else is as if they had not been."""
+"""`train.non_finite: skip` and `rollback`: bad windows are skipped, and everything else is as if they had not been."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def figures(run: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def skipped(tmp_path_factory) -> Path:
-    """Returns the folder of a run that left out two windows."""
+    """Returns the folder of a run that skipped two windows."""
     run = tmp_path_factory.mktemp("skip") / "run"
     with bad_windows(BAD):
         train("reviews", run, *RUN, *WINDOW, SKIP)
@@ -88,7 +88,7 @@ def test_going_back_gives_what_leaving_out_gives(skipped, tmp_path, engine, caps
     with bad_windows(BAD):
         train("reviews", tmp_path / "run", *RUN, *WINDOW, ROLLBACK, f"engine={engine}")
     printed = capsys.readouterr().out
-    assert "step 4: the gradient's norm is nan; this update is left out (1 of at most 10)" in printed
+    assert "step 4: the gradient's norm is nan; this update is skipped (1 of at most 10)" in printed
     assert printed.count("resuming from") == len(BAD)
     assert_same_weights(skipped, tmp_path / "run")
     assert figures(tmp_path / "run")["non_finite_steps"] == len(BAD)
@@ -110,7 +110,7 @@ def test_an_update_that_breaks_parameters_is_undone(tmp_path, save):
 def test_the_number_is_limited(tmp_path, mode):
     with (
         bad_windows([2, 4, 6]),
-        pytest.raises(RunError, match=r"step 6: .* since 2 were left out already \(train.max_non_finite_steps\)"),
+        pytest.raises(RunError, match=r"step 6: .* since 2 were skipped already \(train.max_non_finite_steps\)"),
     ):
         train("reviews", tmp_path / "run", *RUN, *WINDOW, mode, "train.max_non_finite_steps=2")
 

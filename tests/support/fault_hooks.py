@@ -21,7 +21,7 @@ from toolkit.base.package import import_object
 
 def log_rows(path: str) -> None:
     """Appends a line for each counted step: its number, epoch, rank and rows in the training file."""
-    from toolkit.distributed.non_finite import row_numbers
+    from toolkit.engine.non_finite import row_numbers
     from toolkit.engine.training import Session
 
     count_step = Session.count_step

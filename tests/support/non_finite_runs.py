@@ -59,7 +59,7 @@ def breaking_updates(steps: Collection[int]) -> Iterator[None]:
     count_step = Session.count_step
 
     def spoilt(session, *arguments):
-        if session.state.step + 1 in steps and not session.updates.leaves_out:
+        if session.state.step + 1 in steps and not session.updates.skips:
             with torch.no_grad():
                 session.bare_model.bert.embeddings.token_type_embeddings.weight[1] = math.nan
         return count_step(session, *arguments)

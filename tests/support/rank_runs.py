@@ -156,7 +156,7 @@ def snapshots(output: Path) -> list[list[float]]:
                 "train.lr_scheduler_type=cosine_with_restarts", "train.lr_scheduler_kwargs={num_cycles: 2}",
                 "train.warmup_steps=0", "train.max_steps=6", "train.per_device_train_batch_size=2",
                 "data.max_train_samples=24", "data.max_eval_samples=4", "checkpoint.save_steps=null")  # fmt: skip
-    with patch("toolkit.engine.callbacks.snapshots.refuse_non_finite", noted):
+    with patch("toolkit.engine.callbacks.snapshots.require_finite", noted):
         train("reviews", output / "snapshots", *settings)
     return found
 

@@ -74,32 +74,36 @@ class Mesh:
         """Whether this process's items, losses and predictions count: one process of the last stage per data rank."""
         return self.tensor_rank == 0 and self.pipeline_rank == self.pipeline - 1
 
+    def averaging_scale(self, items: float) -> float:
+        """Returns the factor of summed losses for gradients averaged over data ranks: number of data ranks / items."""
+        return self.data_size / items if items else 0.0
 
-def mesh_of(parallel: ParallelConfig, processes: int, rank: int = 0) -> Mesh:
-    """Returns the mesh of a launch.
+    @staticmethod
+    def of(parallel: ParallelConfig, processes: int, rank: int = 0) -> Mesh:
+        """Returns the mesh of a launch.
 
-    Args:
-        parallel: the sizes; those that are not set follow from the number of processes.
-        processes: number of processes that were launched.
-        rank: rank of this process.
+        Args:
+            parallel: the sizes; those that are not set follow from the number of processes.
+            processes: number of processes that were launched.
+            rank: rank of this process.
 
-    Raises:
-        ConfigError: if the product of the sizes is not the number of processes.
-    """
-    sizes = {"replicas": parallel.replicas, "fsdp": parallel.fsdp, "tensor": parallel.tensor}
-    sizes["pipeline"] = parallel.pipeline
-    left = processes // prod(size for size in sizes.values() if size is not None)
-    if parallel.zero_stage in (2, 3) and parallel.fsdp == 1:
-        sizes["fsdp"], sizes["replicas"] = max(1, left), parallel.replicas or 1
-    elif parallel.replicas is None:
-        sizes["replicas"] = max(1, left)
-    mesh = Mesh(**{name: size or 1 for name, size in sizes.items()})
-    if mesh.size != processes:
-        given = {name: size for name, size in sizes.items() if size != 1}
-        keys = ", ".join(f"parallel.{name} ({size})" for name, size in given.items())
-        number = "1 process was" if processes == 1 else f"{processes} processes were"
-        raise ConfigError([
-            f"{keys}: these sizes need {mesh.size} processes or a multiple of them, and {number} launched; change the "
-            f"sizes, or launch with --num_processes {mesh.size}"
-        ])  # fmt: skip
-    return Mesh(mesh.replicas, mesh.fsdp, mesh.tensor, mesh.pipeline, rank)
+        Raises:
+            ConfigError: if the product of the sizes is not the number of processes.
+        """
+        sizes = {"replicas": parallel.replicas, "fsdp": parallel.fsdp, "tensor": parallel.tensor}
+        sizes["pipeline"] = parallel.pipeline
+        left = processes // prod(size for size in sizes.values() if size is not None)
+        if parallel.zero_stage in (2, 3) and parallel.fsdp == 1:
+            sizes["fsdp"], sizes["replicas"] = max(1, left), parallel.replicas or 1
+        elif parallel.replicas is None:
+            sizes["replicas"] = max(1, left)
+        mesh = Mesh(**{name: size or 1 for name, size in sizes.items()})
+        if mesh.size != processes:
+            given = {name: size for name, size in sizes.items() if size != 1}
+            keys = ", ".join(f"parallel.{name} ({size})" for name, size in given.items())
+            number = "1 process was" if processes == 1 else f"{processes} processes were"
+            raise ConfigError([
+                f"{keys}: these sizes need {mesh.size} processes or a multiple of them, and {number} launched; change "
+                f"the sizes, or launch with --num_processes {mesh.size}"
+            ])  # fmt: skip
+        return Mesh(mesh.replicas, mesh.fsdp, mesh.tensor, mesh.pipeline, rank)

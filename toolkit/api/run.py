@@ -35,21 +35,23 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Retry:
-    """What a run knows when it has gone back to a checkpoint (`train.non_finite: rollback`).
+class Attempt:
+    """What earlier attempts at a run found out: it starts again after a damaged checkpoint or a rollback.
 
     Args:
-        left_out: steps whose windows it leaves out.
+        damaged: folders of damaged checkpoints, and what is wrong with each.
+        skipped: steps whose windows are skipped.
         suspect_step: parameters are checked after every update up to this step, to find the one that breaks them.
-        count: how often it has gone back.
+        rollbacks: how often the run has gone back to a checkpoint (`train.non_finite: rollback`).
     """
 
-    left_out: tuple[int, ...] = ()
+    damaged: Mapping[Path, str] = field(default_factory=dict)
+    skipped: tuple[int, ...] = ()
     suspect_step: int = 0
-    count: int = 0
+    rollbacks: int = 0
 
 
-FIRST_TRY = Retry()
+FIRST_ATTEMPT = Attempt()
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,10 @@ class Run:
         strategy: how the processes share the training.
         best: the metric that selects the best model, with its prefix.
         trackers: its trackers, open on the main process from the first step to the report.
-        resolved: what settings of `auto` became, by dotted key.
-        retry: what is known from before the run went back to a checkpoint.
-        record: writes what is known of the run into its folder; called on the main process, once nothing can refuse
-            the run any more, since the folder may be that of a finished run.
+        resolved: the values chosen for settings of `auto`, by dotted key.
+        attempt: what earlier attempts at the run found out.
+        record: writes what is known of the run into its folder; called on the main process, once all checks have
+            passed, since the folder may hold a finished run.
         system: measures time and energy, and what this process uses of its machine.
     """
 
@@ -93,7 +95,7 @@ class Run:
     best: Score
     trackers: Trackers
     resolved: Mapping[str, bool | int] = field(default_factory=dict)
-    retry: Retry = FIRST_TRY
+    attempt: Attempt = FIRST_ATTEMPT
     record: Callable[[Run], None] = lambda run: None
     system: SystemWatch = field(default_factory=SystemWatch)
 

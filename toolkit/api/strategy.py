@@ -5,34 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from toolkit.api.batch import Batch
+from toolkit.api.mesh import Mesh
 from toolkit.api.state import TrainState
 from toolkit.api.task import Task
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from torch import Tensor, nn
     from torch.optim import Optimizer
     from transformers import PreTrainedModel
 
+    from toolkit.config.sections import Config
+
 Collect: TypeAlias = "Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]"
-
-
-@dataclass(frozen=True)
-class LostGradient:
-    """A gradient that is not finite and must not be applied.
-
-    Args:
-        step: its step, counted from 1.
-        norm: its norm, which is not finite.
-        rows: numbers of this process's rows of the step, in the training file.
-    """
-
-    step: int
-    norm: float
-    rows: Sequence[int]
 
 
 class Replica(ABC):
@@ -60,33 +48,47 @@ class Replica(ABC):
     def beat(self) -> None:
         """Signals that this process is alive; call it after each micro-batch, and during other long work."""
 
+    @abstractmethod
+    def agree_on_lost(self) -> None:
+        """Skips the step on all ranks or ends the run, if any rank has dropped an update; every rank must call it.
 
-class Strategy(Protocol):
+        Raises:
+            RunError: on every rank, if the run may not continue.
+        """
+
+
+class Strategy(ABC):
     """How processes share the training; one object per run.
 
     Every method is called on every rank, in the same order, and may communicate: `prepare`, `prepare_optimizer`,
-    `attach`; for each step `begin_step`, `window_gradient`, `clip`, `skip_update` if necessary, and `after_update`;
+    `attach`; for each step `begin_step`, `window_gradient`, `clip`, `drop_update` if necessary, and `after_update`;
     `settle` before parameters are evaluated or saved, then `full_model`, `own_parameters` or `own_optimizer`;
     `loading` around what restores a checkpoint; `complete_model` at the end.
+
+    Args:
+        accelerator: the run's Accelerator.
+        mesh: the run's processes.
+        cfg: the run's settings.
     """
 
-    name: str
+    name: ClassVar[str]
     """Its name in checkpoints and the report."""
-    wraps_model: bool
+    wraps_model: ClassVar[bool] = False
     """Whether accelerate wraps the model so that the last backward pass of a window exchanges gradients."""
-    hidden_exchange: str = ""
+    hidden_exchange: ClassVar[str] = ""
     """For the report: what is exchanged inside the forward or backward pass, so that its time counts as theirs."""
-    lost: LostGradient | None = None
-    """The gradient that only this process had to skip, until all processes agree on it."""
-
     outline: PreTrainedModel | None = None
     """The complete model without its weights, if this process holds only some of its parameters."""
+
+    def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
+        self.accelerator, self.mesh, self.cfg = accelerator, mesh, cfg
 
     @property
     def gradient_is_shared(self) -> bool:
         """Whether the gradient of the current step is the same on every rank, so that all see if it is not finite."""
         return True
 
+    @abstractmethod
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Places or shards the model; called before the optimizer is built from its parameters."""
 
@@ -95,6 +97,7 @@ class Strategy(Protocol):
 
     def attach(self, replica: Replica) -> None:
         """Takes the prepared model and optimizer; called once, before anything is restored."""
+        self.replica, self.model = replica, replica.bare_model
 
     def begin_step(self, own_items: float, items: float) -> float:
         """Begins a step.
@@ -104,9 +107,12 @@ class Strategy(Protocol):
             items: items of the window, over all ranks.
 
         Returns:
-            The factor of this rank's summed losses, such that the gradients add up to the gradient of the step.
+            The factor of this rank's summed losses, such that the gradients add up to the gradient of the step; by
+            default for gradients that are averaged over data ranks.
         """
+        return self.mesh.averaging_scale(items)
 
+    @abstractmethod
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window into each parameter's `grad`, which must be None or zero before.
 
@@ -118,18 +124,12 @@ class Strategy(Protocol):
             This rank's summed loss, a detached scalar.
         """
 
+    @abstractmethod
     def clip(self, max_norm: float) -> float:
         """Clips the gradient to a norm (0 turns clipping off) and returns its norm before clipping."""
 
-    def skip_update(self, lost: LostGradient) -> None:
-        """Skips this rank's update; called only if the gradient is not shared."""
-
-    def agree_on_lost(self) -> None:
-        """Ends the run, or notes the step that was left out; called on every rank once any of them has `lost` one.
-
-        Raises:
-            RunError: on every rank, if the run may not go on.
-        """
+    def drop_update(self) -> None:
+        """Drops this rank's update, which is not finite; called only if the gradient is not shared."""
 
     def after_update(self) -> None:
         """Called after each update is counted.
@@ -145,9 +145,11 @@ class Strategy(Protocol):
             RunError: on every rank, if that is not possible.
         """
 
+    @abstractmethod
     def full_model(self) -> AbstractContextManager[nn.Module]:
         """Yields the model with all its parameters, for evaluation, generation and saving."""
 
+    @abstractmethod
     def complete_model(self, collect: Collect) -> PreTrainedModel:
         """Returns the model to save and to use after training, complete on the main process.
 
@@ -155,9 +157,11 @@ class Strategy(Protocol):
             collect: turns the parameters that each process has, split or not, into complete ones on the main process.
         """
 
+    @abstractmethod
     def own_parameters(self) -> Mapping[str, Tensor]:
         """Returns the parameters and saved buffers that this process has, by name; they may be split."""
 
+    @abstractmethod
     def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Returns the optimizer's state that this process has, as `optimizer_state` does; tensors may be split."""
 

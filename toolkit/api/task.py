@@ -183,7 +183,7 @@ class Task(ABC):
         labels = batch["labels"]
         return (~labels.isnan() if labels.is_floating_point() else labels != IGNORE_INDEX).sum()
 
-    def learn(self, rows: datasets.Dataset) -> None:  # noqa: B027 - a task may have nothing to learn
+    def learn(self, rows: datasets.Dataset) -> None:
         """Fills `state` from training rows.
 
         Called twice: with all checked rows, before other splits are checked, and with the rows left after splitting
@@ -193,7 +193,7 @@ class Task(ABC):
             DataError: if the rows are not usable for this.
         """
 
-    def configure(self, config: PreTrainedConfig) -> None:  # noqa: B027 - or to configure
+    def configure(self, config: PreTrainedConfig) -> None:
         """Sets fields of the model's configuration in place, for instance the names of the labels."""
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:

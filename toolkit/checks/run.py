@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from toolkit.api.mesh import mesh_of
+from toolkit.api.mesh import Mesh
 from toolkit.api.run import Checkpoint, best_metric, target_metric
 from toolkit.api.state import Milestones
 from toolkit.api.task import Task, reads_files
@@ -309,7 +309,7 @@ def refuse_wrong_steps(cfg: Config, milestones: Milestones, resume: Checkpoint |
 
 def size_problems(cfg: Config, processes: int) -> list[str]:
     """Returns why the sizes in `parallel` do not fit a number of processes."""
-    return problems_of(lambda: mesh_of(cfg.parallel, processes))
+    return problems_of(lambda: Mesh.of(cfg.parallel, processes))
 
 
 def deepspeed_problems(cfg: Config) -> list[str]:

@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from toolkit.api.batch import Batch, logits_at_labels, to_device
-from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
 from toolkit.base.shards import full, is_split, local
 from toolkit.distributed.collectives import sum_dtype
@@ -95,11 +94,6 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
         for buffer, value in before:
             if not torch.equal(buffer, value):
                 buffer.copy_(value)
-
-
-def averaging_scale(mesh: Mesh, items: float) -> float:
-    """Returns the factor of summed losses for gradients averaged over data ranks: number of data ranks / items."""
-    return mesh.data_size / items if items else 0.0
 
 
 def clip(accelerator: Accelerator, model: nn.Module, max_norm: float) -> float:

@@ -30,8 +30,8 @@ from toolkit.checkpoint.state import SavedState, changed_evaluation
 from toolkit.checkpoint.writing import NewCheckpoint, commit
 from toolkit.config.messages import join
 from toolkit.distributed.collectives import on_every, on_main, peers_of_run
-from toolkit.distributed.non_finite import refuse_non_finite
 from toolkit.distributed.stop import StopSignal
+from toolkit.engine.non_finite import require_finite
 from toolkit.models.parts import saved_bytes
 from toolkit.optim import schedules
 from toolkit.optim.presets import PRESETS
@@ -233,7 +233,7 @@ class Checkpointer:
         training, run = self.training, self.training.run
         run.strategy.settle(for_checkpoint=True)
         model = run.strategy.own_parameters()
-        refuse_non_finite(run.accelerator, model, training.state.step)
+        require_finite(run.accelerator, model, training.state.step)
         new = self._new_checkpoint(model)
         self._saved = training.state.step, training.state.ended
         if run.resolved.get(ASYNC_SAVE) and not now:

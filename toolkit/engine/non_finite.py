@@ -1,27 +1,114 @@
-"""Updates that are not finite: whether a run stops at them, leaves them out, or goes back to a checkpoint."""
+"""Updates that are not finite: whether a run stops at them, skips them, or goes back to a checkpoint."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from toolkit.api.strategy import LostGradient
+from toolkit.api.batch import Batch
 from toolkit.api.training import Training
-from toolkit.distributed.non_finite import (
-    GoBack,
-    NonFiniteParameters,
-    is_lost,
-    leave_out,
-    refuse,
-    refuse_non_finite,
-    row_numbers,
-)
+from toolkit.base.console import warn
+from toolkit.base.errors import RunError
+from toolkit.base.shards import local
+from toolkit.distributed.collectives import all_sum, objects_of_all
 
 if TYPE_CHECKING:
+    import datasets
+    from accelerate import Accelerator
     from torch.optim import Optimizer
+
+SHOWN_ROWS = 20
+"""Maximum number of rows listed in the message."""
+HINT = (
+    "  A smaller train.learning_rate, more train.warmup_steps or train.mixed_precision=no usually help, in a new run "
+    "with another output_dir."
+)
+
+
+class NonFiniteGradient(RunError):  # noqa: N818 - the name says it
+    """A gradient is not finite, and the run stops before its update; raised on every rank."""
+
+    shared = True
+
+
+class NonFiniteParameters(RunError):  # noqa: N818 - the name says it
+    """Parameters or buffers are not finite; raised on every rank.
+
+    Args:
+        what: the step, and what is not finite.
+        step: the last step before it was found.
+    """
+
+    shared = True
+
+    def __init__(self, what: str, step: int) -> None:
+        super().__init__(f"{what}; nothing was saved. Earlier checkpoints are intact.\n{HINT}")
+        self.what, self.step = what, step
+
+
+class GoBack(RunError):  # noqa: N818 - the run continues
+    """The run must go back to its newest checkpoint and skip a window; raised on every rank.
+
+    Args:
+        what: the step, and what was not finite.
+        window: the step whose window is skipped.
+    """
+
+    shared = True
+
+    def __init__(self, what: str, window: int) -> None:
+        super().__init__(what)
+        self.what, self.window = what, window
+
+
+class TooManySkipped(RunError):  # noqa: N818 - the name says it
+    """More updates are not finite than a run skips; raised on every rank."""
+
+    shared = True
+
+
+class LostGradient(NamedTuple):
+    """A gradient that is not finite: its step, counted from 1, its norm, and the training rows of this process."""
+
+    step: int
+    norm: float
+    rows: Sequence[int]
+
+
+@torch.no_grad()
+def require_finite(accelerator: Accelerator, tensors: Mapping[str, Tensor], step: int) -> None:
+    """Stops all ranks if a parameter or buffer of any of them is not finite; every rank must call it.
+
+    Args:
+        accelerator: the run's Accelerator.
+        tensors: the tensors that this rank has, split or not, by name.
+        step: the step after which they are to be saved.
+
+    Raises:
+        NonFiniteParameters: naming the step and such a tensor.
+    """
+    own = {name: local(tensor) for name, tensor in tensors.items()}
+    own = {name: tensor for name, tensor in own.items() if tensor.is_floating_point() and tensor.numel()}
+    found = None
+    if own and not math.isfinite(float(torch.nn.utils.get_total_norm(list(own.values()), math.inf))):
+        found = next(name for name, tensor in own.items() if not bool(torch.isfinite(tensor).all()))
+    names = [name for name in objects_of_all(found) if name is not None]
+    if names:
+        raise NonFiniteParameters(f"step {step}: {names[0]} of the model is not finite", step)
+
+
+def row_numbers(rows: datasets.Dataset, batches: Sequence[Batch]) -> list[int]:
+    """Returns the numbers in the training file of the rows of micro-batches.
+
+    Args:
+        rows: training features, with the column `number`.
+        batches: micro-batches with `row_ids`, `[B]` each.
+    """
+    return [rows[int(row)]["number"] for batch in batches for row in batch["row_ids"] if row >= 0]
 
 
 class UpdateGuard:
@@ -36,15 +123,17 @@ class UpdateGuard:
         self._training, self._run, self._join = training, training.run, join
         self._mode = training.run.cfg.train.non_finite
         self._buffers: list[tuple[Tensor, Tensor]] = []
-        self.leaves_out = False
-        """Whether the update of the current step is left out."""
+        self.skips = False
+        """Whether all ranks skip the update of the current step."""
+        self.lost: LostGradient | None = None
+        """The gradient that only this rank has dropped, until all ranks agree on it."""
         if self._mode != "stop":
-            _make_skippable(training.optimizer, lambda: self.leaves_out)
+            _make_skippable(training.optimizer, lambda: self.skips)
 
     def begin(self) -> None:
         """Begins a step."""
-        self.leaves_out = False
-        if self._mode != "stop":  # a window that is left out must not change running statistics either
+        self.skips = False
+        if self._mode != "stop":  # a skipped window must not change running statistics either
             self._buffers = [(buffer, buffer.clone()) for buffer in self._training.bare_model.buffers()]
 
     def check(self, grad_norm: float) -> None:
@@ -54,33 +143,57 @@ class UpdateGuard:
             grad_norm: norm of the exchanged gradient, before clipping.
 
         Raises:
-            RunError: if the update is not finite and the run may not go on, with the step and the rows of its window;
-                no parameter has changed. At once if the gradient is shared, otherwise when all ranks can stop.
-            GoBack: if the run has to go back to a checkpoint and leave this window out.
+            RunError: if the update is not finite and the run may not continue, with the step and the rows of its
+                window; no parameter has changed. At once if the gradient is shared, otherwise when all ranks can stop.
+            GoBack: if the run has to go back to a checkpoint and skip this window.
             NonFiniteParameters: if it has to go back because an earlier update has broken the parameters.
         """
-        run, state = self._run, self._training.state
-        step = state.step + 1
-        self.leaves_out = self._mode != "stop" and step in state.left_out
-        if is_lost(run.accelerator, grad_norm) and not self.leaves_out:
-            self._lose(LostGradient(step, grad_norm, row_numbers(run.data.train, self._training.window)))
-        if self.leaves_out:
+        state = self._training.state
+        self.skips = self._mode != "stop" and state.step + 1 in state.left_out
+        if self._is_lost(grad_norm) and not self.skips:
+            self._lose(self._gradient(state.step + 1, grad_norm))
+        if self.skips:
             for buffer, value in self._buffers:
                 buffer.copy_(value)
 
+    def _is_lost(self, grad_norm: float) -> bool:
+        scaler = self._run.accelerator.scaler
+        # fp16: the scaler skips this update and lowers the scale; the run stops only if the scale cannot be lowered.
+        return not math.isfinite(grad_norm) and (scaler is None or scaler.get_scale() <= 1)
+
+    def _gradient(self, step: int, norm: float = math.nan) -> LostGradient:
+        return LostGradient(step, norm, row_numbers(self._run.data.train, self._training.window))
+
     def _lose(self, lost: LostGradient) -> None:
-        run, state = self._run, self._training.state
+        run = self._run
         if not run.strategy.gradient_is_shared:
-            run.strategy.skip_update(lost)
-        elif self._mode == "stop":
-            refuse(lost)
-        elif self._mode == "rollback":
+            self.lost = lost
+            run.strategy.drop_update()
+            return
+        if self._mode == "rollback":
             self._join()
-            refuse_non_finite(run.accelerator, run.strategy.own_parameters(), state.step)
-            raise GoBack(leave_out(state, run.cfg.train, lost), lost.step)
-        else:
-            leave_out(state, run.cfg.train, lost)
-            self.leaves_out = True
+            require_finite(run.accelerator, run.strategy.own_parameters(), self._training.state.step)
+        what = self._skip(lost)
+        if self._mode == "rollback":
+            raise GoBack(what, lost.step)
+        self.skips = True
+
+    def agree_if(self, any_lost: float) -> None:
+        """Skips the last step on all ranks, or ends the run, if any rank has dropped its update.
+
+        Args:
+            any_lost: number of such ranks.
+
+        Raises:
+            RunError: on every rank, if the run may not continue.
+        """
+        if any_lost:
+            self._skip(self.lost)
+            self.lost = None
+
+    def agree(self) -> None:
+        """Counts the ranks that have dropped their update, then as `agree_if`; every rank must call it."""
+        self.agree_if(*all_sum(self._run.accelerator, float(self.lost is not None)))
 
     def check_parameters(self) -> None:
         """Checks the parameters after an update, while it is unknown which update broke them before.
@@ -88,32 +201,59 @@ class UpdateGuard:
         Raises:
             GoBack: if this one does.
         """
-        run, state = self._run, self._training.state
-        if state.step > run.retry.suspect_step:
+        run, step = self._run, self._training.state.step
+        if step > run.attempt.suspect_step:
             return
         try:
-            refuse_non_finite(run.accelerator, run.strategy.own_parameters(), state.step)
+            require_finite(run.accelerator, run.strategy.own_parameters(), step)
         except NonFiniteParameters as error:
             self._join()
-            lost = LostGradient(state.step, math.nan, row_numbers(run.data.train, self._training.window))
-            raise GoBack(leave_out(state, run.cfg.train, lost, error.what), state.step) from None
+            raise GoBack(self._skip(self._gradient(step), error.what), step) from None
+
+    def _skip(self, lost: LostGradient | None, reason: str = "") -> str:
+        """Counts a step as skipped and returns what was not finite, or ends the run; every rank must call it.
+
+        Args:
+            lost: this rank's gradient, None if it is finite.
+            reason: what was not finite, if it was not the gradient.
+
+        Raises:
+            NonFiniteGradient: on every rank, if the run may skip no step.
+            TooManySkipped: on every rank, if it may skip no more.
+        """
+        found = [each for each in objects_of_all(lost) if each is not None]
+        numbers = sorted({row for each in found for row in each.rows})
+        shown = ", ".join(map(str, numbers[:SHOWN_ROWS])) + (" …" if len(numbers) > SHOWN_ROWS else "")
+        rows = f"Rows of this step in the training file: {shown}"
+        what = reason or f"step {found[0].step}: the gradient's norm is {found[0].norm}"
+        if self._mode == "stop":
+            raise NonFiniteGradient(f"{what}; training stopped before this update.\n  {rows}\n{HINT}")
+        skipped, limit = self._training.state.left_out, self._run.cfg.train.max_non_finite_steps
+        if len(skipped) >= limit:
+            raise TooManySkipped(
+                f"{what}; training stopped before this update, since {limit} were skipped already "
+                f"(train.max_non_finite_steps).\n  {rows}\n{HINT}"
+            )
+        skipped.append(found[0].step)
+        warn(f"{what}; this update is skipped ({len(skipped)} of at most {limit}). {rows}")
+        return what
 
     def metrics(self) -> dict[str, float]:
-        """Returns how many steps were left out so far, for training lines and the report."""
+        """Returns how many steps were skipped so far, for training lines and the report."""
         state = self._training.state
         done = [step for step in state.left_out if step <= state.step]
         return {} if self._mode == "stop" else {"non_finite_steps": float(len(done))}
 
 
-def _make_skippable(optimizer: Optimizer, leaves_out: Callable[[], bool]) -> None:
-    """Makes the step of a prepared optimizer do nothing if an update is left out, as the fp16 scaler does."""
+def _make_skippable(optimizer: Optimizer, skips: Callable[[], bool]) -> None:
+    """Makes the step of a prepared optimizer do nothing if an update is skipped, as the fp16 scaler does."""
     prepared: Any = optimizer
     step = prepared.step
 
-    def step_unless_left_out(closure: Any = None) -> None:
-        skipped = leaves_out() and prepared.scaler is None  # the scaler skips it itself, and must be asked
+    def step_unless_skipped(closure: Any = None) -> None:
+        skipped = skips() and prepared.scaler is None  # the scaler skips it itself, and must be asked
         prepared._is_overflow = skipped
         if not skipped:
             step(closure)
 
-    prepared.step = step_unless_left_out
+    prepared.step = step_unless_skipped

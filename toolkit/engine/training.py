@@ -25,7 +25,6 @@ from toolkit.data.batching.budget import over_budget, padding_to
 from toolkit.data.batching.order import WindowSampler
 from toolkit.data.batching.workers import WatchedLoader, ended_workers, num_workers
 from toolkit.distributed.collectives import all_sum, data_sum, on_main
-from toolkit.distributed.non_finite import refuse_non_finite
 from toolkit.distributed.stop import StopSignal
 from toolkit.distributed.window import seed_all
 from toolkit.engine.callbacks import build_callbacks
@@ -33,7 +32,7 @@ from toolkit.engine.callbacks.costs import total_of
 from toolkit.engine.checkpointing import BackgroundSave, Checkpointer, refuse_full_disk
 from toolkit.engine.evaluation import Evaluator
 from toolkit.engine.meter import ProgressMeter, TimeEstimate
-from toolkit.engine.non_finite import UpdateGuard
+from toolkit.engine.non_finite import UpdateGuard, require_finite
 from toolkit.engine.stopping import Abandoned, Stopper
 from toolkit.models.unpadded.families import ISLANDS
 from toolkit.optim.state import state_bytes
@@ -151,7 +150,7 @@ class Session(Training):
         """Restores the run's checkpoint, if any, then begins to write into its folder, and starts the clock."""
         if self.run.resume is not None:
             self.checkpointer.restore(self.run.resume)
-        self.state.left_out = sorted({*self.state.left_out, *self.run.retry.left_out})
+        self.state.left_out = sorted({*self.state.left_out, *self.run.attempt.skipped})
         on_main(self.run.accelerator, self._begin_files)
         self.phases.start()
         if self.state.best_step == self.state.step and self.run.cfg.checkpoint.load_best_model_at_end:
@@ -219,11 +218,10 @@ class Session(Training):
         seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
         self._own_items = sum(float(run.task.count_items(batch)) for batch in window)
         (items,) = data_sum(run.accelerator, run.mesh, self._own_items)
-        own = *self.stopper.received(), float(self.strategy.lost is not None), *self.checkpointer.flags()
+        own = *self.stopper.received(), float(self.updates.lost is not None), *self.checkpointer.flags()
         *stops, lost, failed, written = all_sum(run.accelerator, *own)
         self.beat()
-        if lost:
-            self.strategy.agree_on_lost()
+        self.updates.agree_if(lost)
         self.checkpointer.heed(failed, written)
         self.stopper.stop_if(stops)
         self.updates.begin()
@@ -257,11 +255,11 @@ class Session(Training):
         """
         self.updates.check(grad_norm)
         self.checkpointer.wait_for_copy()  # also where no update follows: a strategy may change parameters after it
-        if self.updates.leaves_out:
+        if self.updates.skips:
             return
         for callback in self.callbacks.values():
             callback.before_update()
-        if self.strategy.lost is None:
+        if self.updates.lost is None:
             for observer in self.observers:
                 observer.before_update()
 
@@ -275,8 +273,8 @@ class Session(Training):
         """
         self.state.step += 1
         self.state.skipped_steps += self.run.accelerator.optimizer_step_was_skipped
-        if not self.updates.leaves_out:
-            lost_items = None if self.strategy.lost is None else self._own_items
+        if not self.updates.skips:
+            lost_items = None if self.updates.lost is None else self._own_items
             self.meter.add(loss_sum, self._window_items, grad_norm, learning_rate, lost_items)
         with phase("update"):
             self.strategy.after_update()
@@ -383,6 +381,10 @@ class Session(Training):
         """Signals that this process is alive."""
         self.stop_signal.beat()
 
+    def agree_on_lost(self) -> None:
+        """Skips the last step on all ranks, or ends the run, if any rank has dropped its update."""
+        self.updates.agree()
+
     def stop(self, reason: str) -> None:
         """Makes every rank save a checkpoint and stop before the next step."""
         say(f"stopping before the next step: {reason}")
@@ -426,7 +428,7 @@ class Session(Training):
         self.stopper.can_save = self.checkpointer.is_saved or not replaced
         for callback in self.callbacks.values():
             callback.finish()
-        refuse_non_finite(run.accelerator, self.strategy.own_parameters(), state.step)
+        require_finite(run.accelerator, self.strategy.own_parameters(), state.step)
         with self._stopping_if_abandoned():
             return self._result()
 

@@ -16,11 +16,11 @@ from toolkit.base.errors import InputError, RunError
 from toolkit.config.keys import written
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import data_sum
-from toolkit.distributed.non_finite import NonFiniteGradient, NonFiniteParameters
 from toolkit.document.blocks import Block, Code, Figure, Page, Section, Table, Text
 from toolkit.document.charts import Line, line_chart
 from toolkit.document.render import text_chart
 from toolkit.document.svg import Drawing
+from toolkit.engine.non_finite import NonFiniteGradient, NonFiniteParameters
 from toolkit.lab.jobs.jobs import step_rows
 from toolkit.lab.jobs.training import STEPS_ONLY, unfrozen_at_once
 from toolkit.lab.tool import Report, Request

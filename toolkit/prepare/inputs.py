@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit import modalities
 from toolkit.api.batch import Prepared, Processor
-from toolkit.api.mesh import Mesh, mesh_of
+from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
 from toolkit.base.console import say, warn
 from toolkit.base.errors import ConfigError, DataError
@@ -147,7 +147,7 @@ def read_inputs(
         problems += unused_parameter_problems(config)
     _refuse(problems)
     rows = load_rows(cfg, task, accelerator, sample)
-    mesh = mesh_of(cfg.parallel, accelerator.num_processes)
+    mesh = Mesh.of(cfg.parallel, accelerator.num_processes)
     resolved = resolve(Circumstances(cfg, task, config, accelerator.device, mesh))
     identity = {**identity_of(cfg, rows, mesh), **resolved}
     if claimed.resume is not None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from toolkit.api.mesh import Mesh, mesh_of
+from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Strategy
 from toolkit.base.console import warn
 from toolkit.base.package import import_object
@@ -30,7 +30,7 @@ STRATEGIES = {
 def strategy_type(cfg: Config, environ: Mapping[str, str] = os.environ) -> type[Strategy]:
     """Returns the class of the run's strategy; a single process always trains as with `sync`."""
     processes = int(environ.get("WORLD_SIZE", "1"))
-    mesh = mesh_of(cfg.parallel, processes)
+    mesh = Mesh.of(cfg.parallel, processes)
     if cfg.parallel.backend == "deepspeed" and processes > 1:
         name = "deepspeed"
     elif mesh.pipeline > 1:
@@ -56,4 +56,4 @@ def build_strategy(cfg: Config, accelerator: Accelerator, mesh: Mesh) -> Strateg
         warn(f"train.ddp_comm_hook {cfg.train.ddp_comm_hook} needs several processes; this one sends no gradients.")
     if cfg.parallel.backend == "deepspeed" and mesh.size == 1:
         warn("parallel.backend deepspeed needs several processes; this one trains as with torch.")
-    return kind(accelerator, mesh, cfg)  # type: ignore[call-arg]
+    return kind(accelerator, mesh, cfg)

@@ -36,7 +36,6 @@ class AutoBatchSize(Replicas):
     """Synchronous training that computes a window again in smaller parts after an out-of-memory error."""
 
     name = "auto_batch_size"
-    wraps_model = False
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)

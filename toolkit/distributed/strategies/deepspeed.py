@@ -188,7 +188,6 @@ class DeepSpeed(Replicas):
     """Synchronous training with DeepSpeed's ZeRO stages 1, 2 and 3."""
 
     name = "sync"
-    wraps_model = False
     hidden_exchange = (
         "DeepSpeed exchanges inside the backward pass and the update, in stage 3 also inside the forward pass, where "
         "that time counts."

@@ -17,13 +17,10 @@ from torch import Tensor
 
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
-from toolkit.api.strategy import LostGradient
 from toolkit.base.errors import RunError
-from toolkit.distributed.collectives import all_sum, data_sum
+from toolkit.distributed.collectives import data_sum
 from toolkit.distributed.exchange import Wire, average_gradients
-from toolkit.distributed.non_finite import leave_out, refuse
 from toolkit.distributed.strategies.replicas import Replicas
-from toolkit.distributed.window import averaging_scale
 from toolkit.system.phases import in_phase
 
 if TYPE_CHECKING:
@@ -40,7 +37,6 @@ class LocalSGD(Replicas):
     """
 
     name = "local_sgd"
-    wraps_model = False
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)
@@ -63,7 +59,7 @@ class LocalSGD(Replicas):
         self._own_items = own_items
         if self.gradient_is_shared:
             self._weight = self._share(own_items, items)
-            return averaging_scale(self.mesh, items)
+            return self.mesh.averaging_scale(items)
         for name, parameter in self._trainable().items() if self.train.local_sgd_outer_lr is not None else ():
             if name not in self._anchors:  # also one that is trained from this step on only
                 self._anchors[name] = parameter.detach().clone()
@@ -78,18 +74,11 @@ class LocalSGD(Replicas):
             self.wire.mean(self._buffers(), self._weight)
         return loss_sum
 
-    def skip_update(self, lost: LostGradient) -> None:
-        """Leaves this rank's update out, with its items, until all ranks can agree on it."""
-        self.lost, self._own_items = lost, 0.0
-        for parameter in self.model.parameters():  # the optimizer passes over what has no gradient
+    def drop_update(self) -> None:
+        """Drops this rank's update, with its items."""
+        self._own_items = 0.0
+        for parameter in self.model.parameters():  # the optimizer skips what has no gradient
             parameter.grad = None
-
-    def agree_on_lost(self) -> None:
-        """Ends the run, or counts the step of which any rank has left out its update."""
-        if self.train.non_finite == "stop":
-            refuse(self.lost)
-        leave_out(self.replica.state, self.train, self.lost)
-        self.lost = None
 
     def after_update(self) -> None:
         """Averages at the end of each period."""
@@ -146,9 +135,7 @@ class LocalSGD(Replicas):
     @in_phase("exchange")
     def _average(self) -> None:
         """Puts the mean over ranks, weighted by items, in place of parameters, buffers and, if asked for, moments."""
-        (lost,) = all_sum(self.accelerator, float(self.lost is not None))
-        if lost:
-            self.agree_on_lost()
+        self.replica.agree_on_lost()
         (items,) = data_sum(self.accelerator, self.mesh, self._items_since)
         weight = self._share(self._items_since, items)
         parameters = list(self._trainable().values())

@@ -9,42 +9,21 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from toolkit.api.batch import Batch
-from toolkit.api.mesh import Mesh
-from toolkit.api.strategy import Collect, Replica, Strategy
-from toolkit.distributed.window import accumulate, averaging_scale, clip
+from toolkit.api.strategy import Collect, Strategy
+from toolkit.distributed.window import accumulate, clip
 from toolkit.optim.state import optimizer_state
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
     from transformers import PreTrainedModel
-
-    from toolkit.config.sections import Config
 
 
 class Replicas(Strategy):
-    """Base of strategies that train complete copies of the model.
-
-    Args:
-        accelerator: the run's Accelerator.
-        mesh: the run's processes.
-        cfg: the run's settings.
-    """
-
-    def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
-        self.accelerator, self.mesh, self.cfg = accelerator, mesh, cfg
+    """Base of strategies that train complete copies of the model."""
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Returns the model unchanged."""
         self.own = model
         return model
-
-    def attach(self, replica: Replica) -> None:
-        """Takes the prepared model and optimizer."""
-        self.replica, self.model = replica, replica.bare_model
-
-    def begin_step(self, own_items: float, items: float) -> float:
-        """Returns the factor of summed losses whose gradients are averaged."""
-        return averaging_scale(self.mesh, items)
 
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""

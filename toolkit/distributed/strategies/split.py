@@ -13,12 +13,11 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from toolkit.api.mesh import Mesh
-from toolkit.api.strategy import Collect, Replica, Strategy
+from toolkit.api.strategy import Collect, Strategy
 from toolkit.base.shards import fill, full, is_split
 from toolkit.distributed.exchange import Counted, Wire, average_gradients
 from toolkit.distributed.placement import Skeleton
 from toolkit.distributed.tensor.layers import check_equal_gradients, complete_gradients
-from toolkit.distributed.window import averaging_scale
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import optimizer_state
 from toolkit.system.phases import in_phase
@@ -126,23 +125,16 @@ def _device_mesh(world: dist.ProcessGroup | None, device_type: str, sizes: tuple
 
 
 class Split(Strategy):
-    """Base of strategies in which no process has a complete model.
-
-    Args:
-        accelerator: the run's Accelerator.
-        mesh: the run's processes.
-        cfg: the run's settings.
-    """
+    """Base of strategies in which no process has a complete model."""
 
     name = "sync"
-    wraps_model = False
     skeleton: Skeleton | None
     """The model without its parameters; on the main process at least."""
     own: PreTrainedModel
     """What this process has of the model."""
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
-        self.accelerator, self.mesh, self.cfg = accelerator, mesh, cfg
+        super().__init__(accelerator, mesh, cfg)
         self.devices = device_mesh(mesh, accelerator.device)
         self.wire = Wire(self.devices["replicas"].get_group())
         self.traffic = Counted()
@@ -155,14 +147,6 @@ class Split(Strategy):
                 self.traffic.count_steps_of(optimizer)
             elif self.mesh.tensor > 1:
                 step_by_layout(optimizer)
-
-    def attach(self, replica: Replica) -> None:
-        """Takes the prepared model and optimizer."""
-        self.replica, self.model = replica, replica.bare_model
-
-    def begin_step(self, own_items: float, items: float) -> float:
-        """Returns the factor of summed losses whose gradients are averaged over data ranks."""
-        return averaging_scale(self.mesh, items)
 
     @in_phase("exchange")
     def complete_tensor_gradients(self) -> None:

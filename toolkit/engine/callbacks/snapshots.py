@@ -13,8 +13,8 @@ from toolkit.base.console import warn
 from toolkit.base.files import file_sha256, temporary_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collectives import on_main
-from toolkit.distributed.non_finite import refuse_non_finite
 from toolkit.engine.evaluation import predict
+from toolkit.engine.non_finite import require_finite
 from toolkit.optim.schedules import cycle_ends, in_steps
 
 
@@ -40,7 +40,7 @@ class Snapshots(Callback):
         if step in self.ends:
             self.training.run.strategy.settle()
             with self.training.as_result():
-                refuse_non_finite(accelerator, self.training.bare_model.state_dict(), step)
+                require_finite(accelerator, self.training.bare_model.state_dict(), step)
                 self.digests[step] = on_main(accelerator, self._write, step)
 
     def _write(self, step: int) -> str:

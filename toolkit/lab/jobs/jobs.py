@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from toolkit.api.mesh import mesh_of
+from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError
@@ -256,7 +256,7 @@ class Launch:
 def step_rows(cfg: Config, processes: int) -> int:
     """Returns the number of training rows per step, over all processes."""
     batch, accumulation = batch_and_accumulation(cfg)
-    return batch * accumulation * mesh_of(cfg.parallel, processes).data_size
+    return batch * accumulation * Mesh.of(cfg.parallel, processes).data_size
 
 
 def batch_and_accumulation(cfg: Config) -> tuple[int, int]:

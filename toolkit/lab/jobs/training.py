@@ -62,7 +62,7 @@ def unfrozen_at_once(cfg: Config) -> dict[str, Any]:
 
 @contextmanager
 def trained(
-    job: Mapping[str, Any], *observers: Callback, changed: Callable[[Run], Run] | None = None
+    job: Mapping[str, Any], *observers: Callback, changed: Callable[[Run], Run] = lambda run: run
 ) -> Iterator[tuple[Run, FitResult]]:
     """Trains, and keeps the run open while the context is active.
 
@@ -70,24 +70,18 @@ def trained(
         job: a mapping with `recipe` and `config` (files), `overrides`, and optionally `keep_model`: whether the run
             also writes its model and its report, as `toolkit.run.run` does.
         *observers: callbacks that see the training.
-        changed: returns the run to train instead of the prepared one, or None.
+        changed: returns the run to train in place of the prepared one.
 
     Yields:
         The run and the result of its training.
     """
     from toolkit.engine import fit
     from toolkit.recipe import load_settings, load_task_type
-    from toolkit.run import fit_and_report, fitted, prepared_run
+    from toolkit.run import fit_and_report, trained_run
 
     task_type = load_task_type(job["recipe"])
     cfg = load_settings(task_type, job["config"], job["overrides"]).config
-
-    @contextmanager
-    def prepared(**known: Any) -> Iterator[Run]:
-        with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), **known) as run:
-            yield run if changed is None else changed(run)
-
     work = partial(fit_and_report, ends_process=False) if job.get("keep_model") else fit
     work = partial(work, observers=observers)
-    with fitted(cfg, prepared, work) as found:
+    with trained_run(cfg, task_type(cfg), Path(job["recipe"]), work, changed) as found:
         yield found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from toolkit.api.mesh import Mesh, mesh_of
+from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
 from toolkit.checks.model import pipeline_problems, tensor_problems
@@ -63,7 +63,7 @@ def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
         cfg: a configuration that can be trained by these processes.
         processes: number of processes.
     """
-    mesh, parallel, window = mesh_of(cfg.parallel, processes), cfg.parallel, num_micro_batches(cfg.train, f.rows)
+    mesh, parallel, window = Mesh.of(cfg.parallel, processes), cfg.parallel, num_micro_batches(cfg.train, f.rows)
     replica = max(_stages(f, mesh, parallel.schedule)) / f.parameters  # share of the weights, gathered if they are
     own = (replica + (mesh.fsdp - 1) * f.single_rows / f.parameters) / mesh.fsdp
     state = max(1 / processes, f.largest / f.parameters) if parallel.zero_stage == 1 else own

@@ -18,8 +18,8 @@ from toolkit.base.errors import ConfigError, Interrupted, RunError
 from toolkit.base.run_folder import RunFolder
 from toolkit.data.batching.batches import training_order
 from toolkit.distributed.collectives import on_main
-from toolkit.distributed.non_finite import NonFiniteGradient, NonFiniteParameters
 from toolkit.engine.evaluation import NonFiniteLoss
+from toolkit.engine.non_finite import NonFiniteGradient, NonFiniteParameters
 from toolkit.lab.compare.statistics import resampled
 from toolkit.lab.jobs.training import trained
 from toolkit.lab.search.space import METHODS
