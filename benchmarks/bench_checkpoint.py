@@ -55,7 +55,7 @@ class Waits(Callback):
             begin = time.perf_counter()
             function(checkpointer, *arguments, **settings)
             self.waited[step] = self.waited.get(step, 0.0) + time.perf_counter() - begin
-            if checkpointer.background.in_flight:
+            if checkpointer.background.state.name != "IDLE":
                 self.in_flight.add(step + 1)
 
         return timed

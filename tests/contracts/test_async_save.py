@@ -119,7 +119,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     begin, written = training.Session.begin_window, threading.Event()
 
     def noted(self, batches):
-        if self.checkpointer.background.in_flight and not written.is_set():
+        if self.checkpointer.background.state is not checkpointing.Flight.IDLE and not written.is_set():
             during.append(self.state.step)
             if len(during) == 3:
                 written.set()
@@ -193,7 +193,7 @@ def test_a_stop_signal_waits_for_the_checkpoint_in_flight_and_saves(engine, tmp_
 
     def stopped(self, batches):
         if self.state.step == 3:
-            assert self.checkpointer.background.in_flight
+            assert self.checkpointer.background.state is not checkpointing.Flight.IDLE
             os.kill(os.getpid(), signal.SIGTERM)
         return begin(self, batches)
 

@@ -7,8 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, replace
+from enum import Enum
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -50,6 +50,16 @@ PATIENCE_SECONDS = 60.0
 """How long a run that failed waits for a checkpoint that other processes, which may be gone, write too."""
 
 
+class Flight(Enum):
+    """Where a checkpoint that a thread writes is, and what the training may do meanwhile."""
+
+    IDLE = "there is none: the next one may start"
+    COPYING = "what is saved must not change before `wait_for_copy`"
+    WRITING = "copied: training continues, and the run may not end before `join`"
+    WRITTEN = "complete: `join` returns at once"
+    FAILED = "it cannot be written: `join` raises why"
+
+
 class BackgroundSave:
     """A thread that writes a checkpoint; at the end of the block it has ended.
 
@@ -62,6 +72,8 @@ class BackgroundSave:
         self._thread: threading.Thread | None = None
         self._copy: Copy | None = None
         self._error: BaseException | None = None
+        self.state = Flight.IDLE
+        """Set by `start` and `join` to COPYING and IDLE, and by the thread to the others."""
         self.written_at: float | None = None
         """Time (`time.monotonic`) when the last checkpoint was complete, or None."""
 
@@ -80,42 +92,21 @@ class BackgroundSave:
             warn(f"the checkpoint in flight is not complete after {PATIENCE_SECONDS:.0f} s; the one before it is kept")
 
     def start(self, copy: Copy, write: Callable[[], None]) -> None:
-        """Starts a thread that completes copies and writes them; `join` must have been called after the one before.
+        """Starts a thread that completes copies and writes them.
 
         Args:
             copy: completes the copies.
             write: writes them.
         """
-        assert self._thread is None, "one checkpoint at a time"
-        self._copy = copy
+        assert self.state is Flight.IDLE, "one checkpoint at a time"
+        self._copy, self.state = copy, Flight.COPYING
         self._thread = threading.Thread(target=self._run, args=(copy, write), name="checkpoint", daemon=True)
         self._thread.start()
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether a checkpoint was started and `join` not called yet."""
-        return self._thread is not None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the checkpoint cannot be written; `join` raises why."""
-        return self._error is not None
-
-    @property
-    def is_written(self) -> bool:
-        """Whether the checkpoint is complete, and `join` returns at once."""
-        return self._thread is not None and not self._thread.is_alive() and not self.has_failed
-
-    @property
-    def is_copying(self) -> bool:
-        """Whether `wait_for_copy` must be called before what is saved changes."""
-        return self._copy is not None
 
     def wait_for_copy(self) -> None:
         """Returns when what is saved may change."""
         if self._copy is not None:
             self._copy.wait()
-            self._copy = None
 
     def join(self) -> None:
         """Waits until the checkpoint is written.
@@ -123,11 +114,10 @@ class BackgroundSave:
         Raises:
             ToolkitError: if it cannot be written.
         """
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread = self._copy = None
+        if self._thread is not None:
+            self._thread.join()
         error, self._error = self._error, None
+        self._thread, self._copy, self.state = None, None, Flight.IDLE
         if error is not None:
             raise error
 
@@ -136,10 +126,11 @@ class BackgroundSave:
             signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # they must reach the main thread, which may wait
         try:
             copy.run()
+            self.state = Flight.WRITING
             write()
-            self.written_at = time.monotonic()
+            self.written_at, self.state = time.monotonic(), Flight.WRITTEN
         except BaseException as error:  # raised by `join`
-            self._error = error
+            self._error, self.state = error, Flight.FAILED
 
 
 def restore_progress(content: SavedState, training: Training) -> bool:
@@ -247,7 +238,7 @@ class Checkpointer:
 
     def wait_for_copy(self) -> None:
         """Waits until parameters and the optimizer's state may change."""
-        if not self.background.is_copying:
+        if self.background.state is not Flight.COPYING:
             return
         with phase("save"), self._stop.unhurried():
             self.background.wait_for_copy()
@@ -258,7 +249,7 @@ class Checkpointer:
         Raises:
             RunError: on every rank, if it cannot be written.
         """
-        if not self.background.in_flight:
+        if self.background.state is Flight.IDLE:
             return
         with phase("save"), self._stop.unhurried():
             self._peers.on_every(self.background.join)
@@ -266,7 +257,8 @@ class Checkpointer:
 
     def flags(self) -> tuple[float, float]:
         """Returns whether the checkpoint in flight has failed, and whether it is written, on this rank."""
-        return float(self.background.has_failed), float(self.background.is_written)
+        state = self.background.state
+        return float(state is Flight.FAILED), float(state is Flight.WRITTEN)
 
     def heed(self, failed: float, written: float) -> None:
         """Ends the flight of a checkpoint that failed on any rank or is written on all.
@@ -376,40 +368,33 @@ class Checkpointer:
             RunError: on every rank, if the checkpoint in flight cannot be written.
         """
         self.join()
-        training, accelerator = self.training, self.training.run.accelerator
+        training, run = self.training, self.training.run
         path = self._folder(training.state.best_step)
         try:
             if not self.is_saved:  # a damaged file is found only after it has replaced the parameters
-                on_main(accelerator, refuse_damaged, path)
-            with self._loading() as model:
-                best, kept = on_every(accelerator, self._load_best, path, model)
-            on_every(accelerator, self._tell_of_best, best, kept)
+                on_main(run.accelerator, refuse_damaged, path)
+            with run.strategy.loading(training.bare_model, training.optimizer) as (model, _):
+                best, kept = on_every(run.accelerator, self._load_best, path, model)
+            on_every(run.accelerator, self._tell_of_best, best, kept)
         except CheckpointError as error:
             warn(f"{error}; keeping the model of the last step")
             if self.is_saved:
                 last = store.open_checkpoint(self._folder(training.state.step))
-                with training.run.strategy.loading(training.bare_model, training.optimizer) as (model, optimizer):
-                    on_every(accelerator, self._load, last, model, optimizer)
+                with run.strategy.loading(training.bare_model, training.optimizer) as (model, optimizer):
+                    on_every(run.accelerator, self._load, last, model, optimizer)
             return False
         return True
-
-    def _tell_of_best(self, best: Checkpoint, kept: list[tuple[Any, Kept]]) -> None:
-        for part, (tensors, values) in kept:
-            if part is not self.training.run.strategy:
-                part.on_best_loaded(best, tensors, values)
-
-    @contextmanager
-    def _loading(self) -> Iterator[nn.Module]:
-        """Yields the model to load parameters into."""
-        training = self.training
-        with training.run.strategy.loading(training.bare_model, training.optimizer) as (model, _):
-            yield model
 
     def _load_best(self, path: Path, model: nn.Module) -> tuple[Checkpoint, list[tuple[Any, Kept]]]:
         """Loads the parameters of the best checkpoint; returns it with the tensors of callbacks."""
         best = store.open_checkpoint(path)
         self._load_model(best, model)
         return best, list(self._kept(best))
+
+    def _tell_of_best(self, best: Checkpoint, kept: list[tuple[Any, Kept]]) -> None:
+        for part, (tensors, values) in kept:
+            if part is not self.training.run.strategy:
+                part.on_best_loaded(best, tensors, values)
 
     def _folder(self, step: int | None) -> Path:
         return RunFolder(self.training.run.output_dir).checkpoint(step).path
