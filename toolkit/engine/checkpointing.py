@@ -134,15 +134,7 @@ class BackgroundSave:
 
 
 def restore_progress(content: SavedState, training: Training) -> bool:
-    """Restores counters, schedule and loss scale.
-
-    Args:
-        content: the state in the checkpoint.
-        training: the training.
-
-    Returns:
-        Whether its metrics can be compared with those to come.
-    """
+    """Restores counters, schedule and loss scale; returns whether metrics can be compared with those to come."""
     state, run = training.state, training.run
     state.restore(content.train)
     schedules.seek(training.schedule, state.step - state.skipped_steps)

@@ -207,12 +207,7 @@ def _gather(accelerator: Accelerator, parts: list[Part]) -> list[Part]:
 
 
 class Evaluator:
-    """Evaluates a training's evaluation sets with the current parameters.
-
-    Args:
-        training: the training.
-        pause: called on every rank before parameters are read.
-    """
+    """Evaluates a training's evaluation sets with the current parameters."""
 
     def __init__(self, training: Training, pause: Callable[[], None]) -> None:
         self.training, self._pause = training, pause
@@ -259,14 +254,7 @@ class Evaluator:
         self._validation = None
 
     def note_best(self, metrics: dict[str, float]) -> bool:
-        """Records the step as the best one if its validation metrics are the best so far.
-
-        Args:
-            metrics: metrics with the prefix `eval_`.
-
-        Returns:
-            Whether they are the best so far.
-        """
+        """Records the step as the best one, and returns true, if its `eval_` metrics are the best so far."""
         state, best = self.training.state, self.training.run.best
         value = metrics[best.name]
         if math.isnan(value):

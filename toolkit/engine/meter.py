@@ -133,11 +133,7 @@ class ProgressMeter:
 
 
 class TimeEstimate:
-    """Says once, after a few steps, how long the training of this session takes.
-
-    Args:
-        num_steps: number of steps of the session.
-    """
+    """Says once, after a few steps, how long the training of this session takes."""
 
     def __init__(self, num_steps: int) -> None:
         self._num_steps = num_steps

@@ -102,12 +102,7 @@ def require_finite(accelerator: Accelerator, tensors: Mapping[str, Tensor], step
 
 
 def row_numbers(rows: datasets.Dataset, batches: Sequence[Batch]) -> list[int]:
-    """Returns the numbers in the training file of the rows of micro-batches.
-
-    Args:
-        rows: training features, with the column `number`.
-        batches: micro-batches with `row_ids`, `[B]` each.
-    """
+    """Returns the numbers in the training file of the rows of micro-batches."""
     return [rows[int(row)]["number"] for batch in batches for row in batch["row_ids"] if row >= 0]
 
 
@@ -180,9 +175,6 @@ class UpdateGuard:
 
     def agree_if(self, any_lost: float) -> None:
         """Skips the last step on all ranks, or ends the run, if any rank has dropped its update.
-
-        Args:
-            any_lost: number of such ranks.
 
         Raises:
             RunError: on every rank, if the run may not continue.

@@ -49,10 +49,6 @@ def any_rank_stops(predictor: Predictor, is_stopping: Callable[[], bool]) -> boo
 
     Processes that share a model make the same number of batches, and must stop at the same one; other processes meet
     after their last one.
-
-    Args:
-        predictor: the run.
-        is_stopping: whether this process has a reason to stop.
     """
     if not predictor.mesh.is_split:
         return is_stopping()
@@ -66,11 +62,6 @@ def interruptible(model: nn.Module, mesh: Mesh, is_stopping: Callable[[], bool])
 
     Processes that gather a split model's parameters together end the generation of a batch instead, and leave the block
     at the next batch. Those that hold parts of layers end with the batch.
-
-    Args:
-        model: the model.
-        mesh: arrangement of the processes.
-        is_stopping: whether this process should stop.
     """
     with ExitStack() as changed, suppress(_Stopped):
         if not mesh.is_split:
@@ -146,9 +137,6 @@ class Stopper:
 
     def stop_if(self, stops: Sequence[float]) -> None:
         """Saves and stops if any rank received a stop signal.
-
-        Args:
-            stops: sums of `received` over all ranks.
 
         Raises:
             Interrupted: on every rank, after saving.

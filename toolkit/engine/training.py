@@ -247,9 +247,6 @@ class Session(Training):
     def check_update(self, grad_norm: float) -> None:
         """Decides about an update before it is applied.
 
-        Args:
-            grad_norm: norm of the exchanged gradient, before clipping.
-
         Raises:
             RunError: as `UpdateGuard.check`.
         """
@@ -264,13 +261,7 @@ class Session(Training):
                 observer.before_update()
 
     def count_step(self, loss_sum: torch.Tensor, grad_norm: float, learning_rate: float) -> None:
-        """Ends a step.
-
-        Args:
-            loss_sum: this rank's summed loss over the window, a scalar tensor.
-            grad_norm: norm of the gradient before clipping.
-            learning_rate: learning rate of this step.
-        """
+        """Ends a step whose gradient had this norm before clipping."""
         self.state.step += 1
         self.state.skipped_steps += self.run.accelerator.optimizer_step_was_skipped
         if not self.updates.skips:

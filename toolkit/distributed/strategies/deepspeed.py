@@ -43,14 +43,7 @@ LARGEST_BUCKET = 50_000_000
 
 
 def start_engine(model: nn.Module, optimizer: Optimizer, cfg: Config, processes: int) -> Any:
-    """Returns a `deepspeed.DeepSpeedEngine`, which splits the model or its optimizer's state over all processes.
-
-    Args:
-        model: the complete model; its parameters are replaced.
-        optimizer: an optimizer of its parameters; DeepSpeed replaces them by flat parts of this process.
-        cfg: the run's settings.
-        processes: number of processes.
-    """
+    """Returns a `deepspeed.DeepSpeedEngine`, which splits the model or its optimizer's state over all processes."""
     if not torch.accelerator.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise it warns that it found no GPU
     import deepspeed
@@ -66,13 +59,7 @@ def start_engine(model: nn.Module, optimizer: Optimizer, cfg: Config, processes:
 
 
 def engine_config(cfg: Config, processes: int, elements: int) -> dict[str, Any]:
-    """Returns DeepSpeed's configuration of a run.
-
-    Args:
-        cfg: the run's settings.
-        processes: number of processes.
-        elements: number of elements of the model's parameters.
-    """
+    """Returns DeepSpeed's configuration of a run."""
     train, stage = cfg.train, cfg.parallel.zero_stage
     accumulation = train.gradient_accumulation_steps or 1
     bucket = min(LARGEST_BUCKET, elements + elements % 2)  # DeepSpeed takes only even numbers

@@ -36,9 +36,6 @@ def gather_before_step(optimizer: torch.optim.Optimizer) -> None:
     State of a parameter's shape (momentum) is split like the parameter; other state (row and column statistics) is
     complete on every process. Every process computes the same update, so that nothing depends on how parameters are
     split.
-
-    Args:
-        optimizer: an optimizer that updates each parameter by itself.
     """
     step = optimizer.step
 
@@ -62,9 +59,6 @@ def step_by_layout(optimizer: torch.optim.Optimizer) -> None:
     """Makes each step of an optimizer update parameters with different layouts one after another.
 
     Kernels that update many parameters at once take either ordinary tensors or tensors of one device mesh.
-
-    Args:
-        optimizer: an optimizer that updates each parameter by itself.
     """
     step = optimizer.step
 
