@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -344,13 +345,16 @@ def _space(error: BaseException, places: list[Path], needed: int | None) -> str:
     return f"; {', '.join(found)}" if found else ""
 
 
+def sha256(content: bytes | str) -> str:
+    """Returns the sha256 of bytes, or of text in UTF-8, in hexadecimal."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
 def file_sha256(path: Path) -> str:
     """Returns the sha256 of a file's bytes, in hexadecimal.
 
     Raises:
         OSError: if it cannot be read, or is something else than a file.
     """
-    from hashlib import file_digest
-
     with open_regular(path, os.O_RDONLY) as file:
-        return file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # binary files have readinto
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # binary files have readinto

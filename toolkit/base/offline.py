@@ -6,7 +6,6 @@ is written last, so a folder without it is not complete.
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from urllib.request import getproxies
 
 from toolkit.base.console import say
 from toolkit.base.errors import InputError
-from toolkit.base.files import expanded, kind_of, read_json
+from toolkit.base.files import expanded, file_sha256, kind_of, read_json
 
 MANIFEST = "fetched.json"
 FORMAT = 1
@@ -105,21 +104,11 @@ def _difference(file: Path, entry: Entry, content: bool) -> str:
     try:
         if file.stat().st_size != entry.bytes:
             return f"has {file.stat().st_size:,} bytes instead of {entry.bytes:,}"
-        return "" if not content or sha256_of(file) == entry.sha256 else "has another sha256 than when it was written"
+        return "" if not content or file_sha256(file) == entry.sha256 else "has another sha256 than when it was written"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-
-
-def sha256_of(file: Path) -> str:
-    """Returns the sha256 of a file in hexadecimal.
-
-    Raises:
-        OSError: if it cannot be read.
-    """
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def read_fetched(folder: str | Path) -> Fetched:

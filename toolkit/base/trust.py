@@ -6,7 +6,6 @@ is trained with, and of what a run may execute, are therefore kept outside of it
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.base.errors import InputError
-from toolkit.base.files import read_file
+from toolkit.base.files import file_sha256, sha256
 from toolkit.base.package import shipped_root
 from toolkit.base.run_folder import RunFolder
 
@@ -26,7 +25,7 @@ EXECUTED = ("recipe", "working_directory", "num_processes", "hardware")
 def trust(recipe: Path, environ: Mapping[str, str] = os.environ) -> None:
     """Remembers a recipe that the user trains with; does nothing if the state folder cannot be written."""
     with suppress(OSError, RuntimeError):  # also an account without a home
-        _remember(_notes("recipes", environ) / _sha256(recipe))
+        _remember(_notes("recipes", environ) / file_sha256(recipe))
 
 
 def trust_run(run: Path, facts: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> None:
@@ -53,7 +52,7 @@ def is_own_run(run: Path, facts: Mapping[str, Any], environ: Mapping[str, str] =
 def shipped_copy(recipe: Path) -> Path | None:
     """Returns the toolkit's own file with the content of a recipe, or None."""
     shipped = shipped_root() / "recipes" / recipe.name
-    return shipped if shipped.is_file() and _sha256(shipped) == _sha256(recipe) else None
+    return shipped if shipped.is_file() and file_sha256(shipped) == file_sha256(recipe) else None
 
 
 def refuse_unknown(recipe: Path, run: str | Path, how: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -70,7 +69,7 @@ def refuse_unknown(recipe: Path, run: str | Path, how: str, environ: Mapping[str
     """
     is_known = False
     with suppress(RuntimeError):
-        is_known = (_notes("recipes", environ) / _sha256(recipe)).exists()
+        is_known = (_notes("recipes", environ) / file_sha256(recipe)).exists()
     if not is_known and shipped_copy(recipe) is None:
         raise InputError(
             f"{run}: nobody has trained with its recipe {recipe}, as it is now, under this account on this machine; "
@@ -83,14 +82,10 @@ def _notes(kind: str, environ: Mapping[str, str]) -> Path:
 
 
 def _note_of(run: Path, facts: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
-    named = [_sha256(RunFolder(run).config), *(facts.get(name) for name in EXECUTED)]
-    return _notes("runs", environ) / hashlib.sha256(json.dumps(named).encode()).hexdigest()
+    named = [file_sha256(RunFolder(run).config), *(facts.get(name) for name in EXECUTED)]
+    return _notes("runs", environ) / sha256(json.dumps(named))
 
 
 def _remember(note: Path) -> None:
     note.parent.mkdir(parents=True, exist_ok=True)
     note.touch()
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(read_file(file)).hexdigest()

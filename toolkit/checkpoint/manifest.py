@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import stat
@@ -12,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from toolkit.base.errors import CheckpointError
-from toolkit.base.files import read_json, sync
+from toolkit.base.files import file_sha256, read_json, sha256, sync
 from toolkit.base.run_folder import CheckpointFolder
 
 FORMATS = {"full": 1, "sharded": 2}
@@ -57,7 +56,7 @@ def write_manifest(folder: Path, step: int, written: Mapping[str, FileEntry]) ->
     for name, path in paths.items():
         sync(path)
         size = path.stat().st_size
-        files[name] = asdict(written.get(name) or FileEntry(size, sha256_of(path)))
+        files[name] = asdict(written.get(name) or FileEntry(size, file_sha256(path)))
         if size != files[name]["size"]:
             raise OSError(f"{name} has {size} bytes, but {files[name]['size']} were written")
     number = FORMATS["sharded" if any(map(_SHARD.fullmatch, files)) else "full"]
@@ -163,7 +162,7 @@ def _problems(folder: Path, large_files: bool) -> list[str]:
                 problems.append(f"{name}: not a regular file")
             elif size != expected.size:
                 problems.append(f"{name}: size differs ({size} bytes instead of {expected.size})")
-            elif (large_files or not _verified_later(name, size)) and sha256_of(folder / name) != expected.sha256:
+            elif (large_files or not _verified_later(name, size)) and file_sha256(folder / name) != expected.sha256:
                 problems.append(f"{name}: sha256 differs")
         except (OSError, ValueError) as error:  # also a name that no file can have
             problems.append(f"{name}: {reason(error)}")
@@ -207,11 +206,4 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _own_sha256(content: dict[str, Any]) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def sha256_of(path: Path) -> str:
-    """Returns the sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")))

@@ -20,10 +20,10 @@ from torch import Tensor
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
-from toolkit.base.files import parse_json
+from toolkit.base.files import file_sha256, parse_json
 from toolkit.base.run_folder import CheckpointFolder
 from toolkit.base.shards import Box
-from toolkit.checkpoint.manifest import FileEntry, files_of, read_manifest, reason, sha256_of
+from toolkit.checkpoint.manifest import FileEntry, files_of, read_manifest, reason
 
 DTYPES = {
     "F64": torch.float64,
@@ -222,7 +222,7 @@ def verified_tensors(checkpoint: Checkpoint, name: str, mesh: Mesh = ONE_PROCESS
             continue
         path = checkpoint.path / file
         try:
-            found = known.get(path) or sha256_of(path)
+            found = known.get(path) or file_sha256(path)
         except OSError as error:
             raise DamagedCheckpoint(checkpoint, f"{file}: {reason(error)}") from error
         if found != expected[file].sha256:

@@ -92,6 +92,8 @@ def run_compare(arguments: argparse.Namespace) -> None:
         InputError: if arguments are invalid.
         RunError: if every variant failed.
     """
+    from toolkit.base.console import format_duration
+
     comparison = _comparison(arguments)
     from toolkit.checkpoint.output_folder import OutputLock
     from toolkit.lab.compare import page, report, runs
@@ -120,7 +122,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
     found = report.build(comparison, repeats, facts, best)
     page.write(found, comparison.folder)
     page.show_result(found)
-    print(f"\n{facts['seconds']:.0f} s; written to {comparison.folder}/comparison.html, .md and .json")
+    print(f"\n{format_duration(facts['seconds'])}; written to {comparison.folder}/comparison.html, .md and .json")
     if not any("figures" in variant for variant in found["variants"]):
         raise RunError("every variant failed; the reasons are listed above")
 
@@ -468,7 +470,7 @@ def _validation(arguments: argparse.Namespace) -> Validation:
 
 
 def _trained(validation: Validation, metric: str) -> list[Fold]:
-    from toolkit.base.console import format_value, say
+    from toolkit.base.console import format_duration, format_value, say
     from toolkit.lab.cross_validate import trained_folds
 
     folds = []
@@ -476,7 +478,7 @@ def _trained(validation: Validation, metric: str) -> list[Fold]:
         folds.append(fold)
         score = fold.measured["scores"].get(metric)
         value = f"{metric} {format_value(score['value'])}" if score else "no validation score"
-        how = "done before" if fold.kept else f"{fold.measured['seconds']:.0f} s"
+        how = "done before" if fold.kept else format_duration(fold.measured["seconds"])
         say(f"fold {fold.number} of {len(validation.configs)}: {value} ({how})")
     return folds
 

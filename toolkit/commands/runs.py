@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.base.console import warn
+from toolkit.base.console import format_duration, warn
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import expanded
 from toolkit.base.outputs import output_file
@@ -128,7 +128,7 @@ def _row(record: Record, sort: str | None) -> list[str]:
     best = facts.get("metric_for_best_model")
     shown = sort or (best if best in result else "train_loss")
     score = f"{shown} {format_value(result.get(shown))}"
-    return [*start, f"{result['steps']:,}", score, f"{result['train_seconds']:,.0f} s"]
+    return [*start, f"{result['steps']:,}", score, format_duration(result["train_seconds"])]
 
 
 TITLES = {
@@ -258,7 +258,7 @@ def run_certify(arguments: argparse.Namespace) -> None:
     facts = {"recipe": arguments.recipe, "config": arguments.config, "overrides": arguments.overrides,
              "rows": arguments.rows, "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
     write(found, loaded.config, facts, output)
-    say(f"\n{facts['seconds']:.0f} s; written to {output}/certificate.md and .json")
+    say(f"\n{format_duration(facts['seconds'])}; written to {output}/certificate.md and .json")
     if any(certificate.verdict == FAILED for certificate in found):
         sys.exit(1)
 

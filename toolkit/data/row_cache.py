@@ -20,7 +20,7 @@ from toolkit.api.batch import Processor
 from toolkit.api.task import Task
 from toolkit.base.console import warn
 from toolkit.base.errors import DataError
-from toolkit.base.files import disk_problem, write_json, written_folder
+from toolkit.base.files import disk_problem, file_sha256, write_json, written_folder
 
 if TYPE_CHECKING:
     import datasets
@@ -119,12 +119,11 @@ def _is_as_written(folder: Path) -> bool:
 
 def _digests(folder: Path) -> dict[str, str]:
     """Returns the sha256 of each file of a folder, by its path inside."""
-    found = {}
-    for file in sorted(folder.rglob("*")):
-        if file.is_file() and file.name != RECORD and file.suffix != LOCK_SUFFIX:
-            with file.open("rb") as opened:
-                found[file.relative_to(folder).as_posix()] = hashlib.file_digest(opened, "sha256").hexdigest()
-    return found
+    return {
+        file.relative_to(folder).as_posix(): file_sha256(file)
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != RECORD and file.suffix != LOCK_SUFFIX
+    }
 
 
 DECODERS: Mapping[str, str] = {"PIL": "pillow", "pillow_heif": "pillow-heif", "soundfile": "soundfile", "av": "av"}

@@ -5,7 +5,6 @@ An unusable row stays in the stream, with the reason; a source that cannot be re
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import DataError
-from toolkit.base.files import expanded, read_json
+from toolkit.base.files import expanded, read_json, sha256
 from toolkit.base.offline import DATASET, prepare_download, read_fetched
 from toolkit.catalog.entries import command_for
 from toolkit.config.paths import (
@@ -178,7 +177,7 @@ def fingerprint(source: Source, how: Fingerprint = "content") -> str:
         DataError: if the file does not exist or cannot be opened.
     """
     if not isinstance(source, str | Path):
-        return hashlib.sha256("".join(fingerprint(each, how) for each in source).encode()).hexdigest()
+        return sha256("".join(fingerprint(each, how) for each in source))
     if aligned := aligned_files(str(source)):
         return fingerprint(list(aligned.values()), how)
     file = _existing(source)
@@ -186,7 +185,7 @@ def fingerprint(source: Source, how: Fingerprint = "content") -> str:
         return folder_digest(file)
     digest = file_digest(file, how)
     sheet = sheet_of(str(source))[1]
-    return digest if sheet is None else hashlib.sha256(f"{digest}#{sheet}".encode()).hexdigest()
+    return digest if sheet is None else sha256(f"{digest}#{sheet}")
 
 
 def place_of(source: Source, copies: Path | None) -> Source:

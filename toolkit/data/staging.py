@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from toolkit.api.task import Task
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
-from toolkit.base.files import expanded, is_temporary, naming, why, written_folder
+from toolkit.base.files import expanded, file_sha256, is_temporary, naming, sha256, why, written_folder
 from toolkit.config.paths import files_of
 from toolkit.config.sections import DataConfig
 from toolkit.data.columns import columns_in, file_columns
-from toolkit.data.media.files import absolute, copy_of, file_digest, files_in, paths_in
+from toolkit.data.media.files import absolute, copy_of, files_in, paths_in
 from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import folder_of, read_rows
 from toolkit.system.limits import available_memory
@@ -60,7 +60,7 @@ class SourceFiles:
     @property
     def key(self) -> str:
         """Name of its entry."""
-        return ENTRY + hashlib.sha256(json.dumps(sorted(self.files.items())).encode()).hexdigest()[:32]
+        return ENTRY + sha256(json.dumps(sorted(self.files.items())))[:32]
 
     @property
     def num_bytes(self) -> int:
@@ -341,7 +341,7 @@ def _is_intact(entry: Path, line: dict[str, Any], data: DataConfig) -> bool:
     facts = copy.stat()
     if (facts.st_size, facts.st_mtime_ns) != (line["size"], line["changed"]):
         return False
-    return data.fingerprint == "stat" or file_digest(copy, "content") == line["sha256"]
+    return data.fingerprint == "stat" or file_sha256(copy) == line["sha256"]
 
 
 def _copy(folder: Path, source: SourceFiles) -> None:
@@ -375,6 +375,6 @@ def _copy_file(source: Path, copy: Path, state: tuple[int, int]) -> str:
     os.utime(copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     if (facts.st_size, facts.st_mtime_ns) != state or copy.stat().st_size != facts.st_size:
         raise DataError(f"data.stage_to: {source} changed while it was copied; start again when it no longer does.")
-    if file_digest(copy, "content") != digest.hexdigest():
+    if file_sha256(copy) != digest.hexdigest():
         raise DataError(f"data.stage_to: the copy of {source} differs from it; is the memory or the disk damaged?")
     return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -20,7 +19,7 @@ from toolkit.api.batch import BadRow, ExcludedRow, Row
 from toolkit.api.task import Task
 from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
-from toolkit.base.files import written_whole
+from toolkit.base.files import sha256, written_whole
 from toolkit.data import sources
 from toolkit.data.columns import columns_in, file_columns, is_needed, is_ragged, require_present, used_columns
 from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys
@@ -359,7 +358,7 @@ def _cache_key(
     parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, tools, dict(columns), labelled,
              source.group, type(task).__qualname__, repr(getattr(task, "options", None)), task.state,
              features.to_dict()]  # fmt: skip
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+    return sha256(json.dumps(parts, sort_keys=True, default=str))
 
 
 LISTED_ROWS = 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from toolkit.api.batch import EvalData, Prepared, Processor
 from toolkit.api.task import Task, limits_of, reads_files
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
+from toolkit.base.files import sha256
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
 from toolkit.data.media.cache import keep_rows
@@ -141,7 +141,7 @@ def tokenise(
 def _cache_key(rows: datasets.Dataset, task: Task, processor: Processor, labelled: bool) -> str:
     key = [rows._fingerprint, len(rows), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
            task.state, labelled, code_fingerprint(task), [versions().get(each) for each in TOKENISERS]]  # fmt: skip
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+    return sha256(json.dumps(key, sort_keys=True))[:32]
 
 
 def _regrouped(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.run import overall_scores
-from toolkit.base.console import counted, format_value
+from toolkit.base.console import counted, format_duration, format_value
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json, write_json, write_text
 from toolkit.base.run_folder import RunFolder
@@ -150,8 +150,8 @@ def sections(found: Found) -> list[Section]:
     ]
     parts = list(dict.fromkeys(name for fold in folds for name in fold["rows"]))
     about = [
-        [fold["fold"], *(fold["rows"].get(part) for part in parts), Cell(f"{fold['seconds']:.0f} s", fold["seconds"]),
-         fold["folder"]]
+        [fold["fold"], *(fold["rows"].get(part) for part in parts),
+         Cell(format_duration(fold["seconds"]), fold["seconds"]), fold["folder"]]
         for fold in folds
     ]  # fmt: skip
     how = HOW + (TEST if any(name.startswith("test_") for name in names) else "")

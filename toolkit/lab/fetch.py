@@ -16,6 +16,7 @@ from toolkit.base.console import warn
 from toolkit.base.errors import InputError, pretrained_error
 from toolkit.base.files import (
     expanded,
+    file_sha256,
     is_temporary,
     kind_of,
     read_json,
@@ -36,7 +37,6 @@ from toolkit.base.offline import (
     Source,
     prepare_download,
     read_fetched,
-    sha256_of,
 )
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.paths import files_of
@@ -124,9 +124,9 @@ class Target:
             OSError: if it cannot be read or written.
         """
         place = self.folder / name
-        digest = sha256_of(source)
+        digest = file_sha256(source)
         size = source.stat().st_size
-        if kind_of(place) != "file" or place.stat().st_size != size or sha256_of(place) != digest:
+        if kind_of(place) != "file" or place.stat().st_size != size or file_sha256(place) != digest:
             self.change(name)
             place.parent.mkdir(parents=True, exist_ok=True)
             with temporary_file(place) as temporary, source.open("rb") as opened, temporary.open("wb") as copied:
@@ -143,7 +143,7 @@ class Target:
         place = self.folder / name
         for file in sorted(path for path in place.rglob("*") if path.is_file()):
             inside = file.relative_to(self.folder).as_posix()
-            self.files[inside] = Entry(file.stat().st_size, sha256_of(file))
+            self.files[inside] = Entry(file.stat().st_size, file_sha256(file))
             if self.former.files.get(inside) != self.files[inside] or inside in self.damaged:
                 self.change(inside)
 

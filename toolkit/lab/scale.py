@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -19,9 +18,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from toolkit.base.console import format_bytes, format_value, say, warn
+from toolkit.base.console import format_bytes, format_duration, format_value, say, warn
 from toolkit.base.errors import RunError
-from toolkit.base.files import read_json, write_json, write_text
+from toolkit.base.files import read_json, sha256, write_json, write_text
 from toolkit.config.sections import Config
 from toolkit.document import render
 from toolkit.document.blocks import Cell, Code, Figure, Section, Table, Text
@@ -251,12 +250,12 @@ def _threads(number: int | None) -> Iterator[None]:
 def _told(name: str) -> Iterator[None]:
     began = time.monotonic()
     yield
-    say(f"{name}: {time.monotonic() - began:.0f} s")
+    say(f"{name}: {format_duration(time.monotonic() - began)}")
 
 
 def _kept(scale: Scale, name: str, job: Mapping[str, Any], work: Callable[[], Any]) -> Any:
     """Returns a measurement, which is only made if there is none of the same job yet."""
-    digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:12]
+    digest = sha256(json.dumps(job, sort_keys=True))[:12]
     file = scale.folder / "runs" / f"{name}-{digest}.json"
     with suppress(OSError, ValueError):
         return read_json(file)

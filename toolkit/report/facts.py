@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.api.state import Milestones
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError
-from toolkit.base.files import file_sha256, finite, kind_of, read_json, write_bytes, write_json, write_text
+from toolkit.base.files import file_sha256, finite, kind_of, read_json, sha256, write_bytes, write_json, write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust, trust_run
 from toolkit.checkpoint.manifest import reason
@@ -89,7 +88,7 @@ def is_intact(facts: Mapping[str, Any]) -> bool:
 def _own_sha256(content: Mapping[str, Any]) -> str:
     as_read = json.loads(json.dumps(finite(content)))  # keys are strings
     text = json.dumps(as_read, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256(text)
 
 
 def damaged(folder: Path, facts: Mapping[str, Any], within: str = "") -> list[str]:

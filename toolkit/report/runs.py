@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 from toolkit.base.console import format_value
 from toolkit.base.errors import ConfigError, InputError
-from toolkit.base.files import kind_of, read_json
+from toolkit.base.files import kind_of, read_json, sha256
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.state import FREE
 from toolkit.config import flatten
@@ -237,7 +236,7 @@ def config_hash(cfg: Config) -> str:
     """Returns the hash that names a configuration's certificates; it ignores the seed and settings of a single run."""
     free = (*FREE, "seed", "data.max_train_samples")
     kept = {k: v for k, v in flatten(cfg).items() if not any(fnmatchcase(k, pattern) for pattern in free)}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return sha256(json.dumps(kept, sort_keys=True, default=str))[:16]
 
 
 def folder_of(cfg: Config) -> Path:

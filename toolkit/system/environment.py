@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import subprocess
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from toolkit.base.files import sha256
 
 PACKAGES = (
     "finetune-toolkit", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "evaluate",
@@ -63,7 +64,7 @@ class Checkout:
         """The sha256 of the diff: None if there are no changes, `unknown` if the diff is not available."""
         if self.diff is None:
             return "unknown"
-        return hashlib.sha256(self.diff).hexdigest() if self.diff else None
+        return sha256(self.diff) if self.diff else None
 
 
 def checkout(folder: Path) -> Checkout | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from toolkit.base.console import warn
 from toolkit.base.errors import RunError
-from toolkit.base.files import parse_json, read_file, why, write_bytes
+from toolkit.base.files import parse_json, read_file, sha256, why, write_bytes
 
 
 def bring_metrics(former: Path, path: Path) -> None:
@@ -72,7 +71,7 @@ def mark_of(path: Path) -> dict[str, Any]:
         OSError: if the file cannot be read.
     """
     content = read_file(path) if path.exists() else b""
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"bytes": len(content), "sha256": sha256(content)}
 
 
 def has_changed(path: Path, mark: Mapping[str, Any] | None) -> bool:
@@ -88,7 +87,7 @@ def has_changed(path: Path, mark: Mapping[str, Any] | None) -> bool:
     if mark is None:
         return False
     content = read_file(path) if path.exists() else b""
-    return hashlib.sha256(content[: mark["bytes"]]).hexdigest() != mark["sha256"]
+    return sha256(content[: mark["bytes"]]) != mark["sha256"]
 
 
 def _step(line: bytes) -> float | None:

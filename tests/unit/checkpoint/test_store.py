@@ -17,6 +17,7 @@ from checkpoints import Tied, make, newest, save, train
 from torch import nn
 
 from toolkit.base.errors import CheckpointError, RunError
+from toolkit.base.files import file_sha256
 from toolkit.checkpoint import manifest, writing
 from toolkit.checkpoint.contents import load_model_into, load_optimizer_into
 from toolkit.checkpoint.manifest import verify
@@ -358,7 +359,7 @@ def test_a_state_with_the_right_hash_that_cannot_be_read_is_damage(
     folder = tmp_path / "step-2"
     (folder / "state.json").write_bytes(content)
     files = json.loads((folder / "manifest.json").read_text())["files"]
-    entry = {"size": len(content), "sha256": manifest.sha256_of(folder / "state.json")}
+    entry = {"size": len(content), "sha256": file_sha256(folder / "state.json")}
     rewrite_manifest(folder, {"files": files | {"state.json": entry}})
     assert verify(folder) == []
     found, messages = latest(tmp_path)

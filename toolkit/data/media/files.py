@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
+from toolkit.base.files import file_sha256, sha256
 from toolkit.config.paths import ARCHIVES
 from toolkit.data.media.archives import Part, is_hidden, is_note, is_skipped, members, part_of, reopen
 from toolkit.data.readers.raw import Fingerprint, RawRow, Reading
@@ -194,7 +195,7 @@ def _row(number: int, name: str, labelled: bool) -> RawRow:
 
 def folder_digest(folder: Path) -> str:
     """Returns the sha256, in hexadecimal, of the names of a folder's files."""
-    return hashlib.sha256("\0".join(file_names(folder)).encode("utf-8", "surrogateescape")).hexdigest()
+    return sha256("\0".join(file_names(folder)).encode("utf-8", "surrogateescape"))
 
 
 def files_in(folder: Path) -> Iterator[Path]:
@@ -272,11 +273,8 @@ def file_digest(path: Path, how: Fingerprint) -> str:
     """
     if how == "stat":
         facts = path.stat()
-        return hashlib.sha256(
-            f"{path.absolute()}:{facts.st_size}:{facts.st_mtime_ns}".encode(errors="surrogateescape")
-        ).hexdigest()
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256(f"{path.absolute()}:{facts.st_size}:{facts.st_mtime_ns}".encode(errors="surrogateescape"))
+    return file_sha256(path)
 
 
 def reference(value: Any, folder: Path, number: int, copies: Path | None = None) -> dict[str, Any]:

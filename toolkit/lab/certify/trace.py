@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from toolkit.api.training import Callback
+from toolkit.base.files import sha256
 from toolkit.models.load import batch_dependence
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Trace(Callback):
         step = self.training.state.step
         rows = [[int(row) for row in batch["row_ids"] if row >= 0] for batch in self.training.window]
         # The state after the step shows whether two runs drew the same random numbers.
-        state = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16]
+        state = sha256(torch.get_rng_state().numpy().tobytes())[:16]
         self._file.write(json.dumps({"step": step, "rows": rows, "random": state, **record}) + "\n")
         self._file.flush()
         if self._kill is not None:

@@ -21,7 +21,7 @@ from rich.text import Text as RichText
 from toolkit.api.batch import Batch
 from toolkit.api.run import overall_scores
 from toolkit.api.training import Callback
-from toolkit.base.console import rich_console, shorten
+from toolkit.base.console import format_duration, rich_console, shorten
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
@@ -288,7 +288,7 @@ def _progress(comparison: Comparison, repeats: Sequence[Repeat]) -> RichTable:
 
 
 def _mark(repeat: Repeat) -> str:
-    return f"{repeat.seconds:.0f} s" if repeat.state == "done" else MARKS[repeat.state]
+    return format_duration(repeat.seconds) if repeat.state == "done" else MARKS[repeat.state]
 
 
 class Meter(Callback):

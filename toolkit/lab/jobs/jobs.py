@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -21,7 +20,7 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError
-from toolkit.base.files import read_json, write_json
+from toolkit.base.files import read_json, sha256, write_json
 from toolkit.base.processes import OWN_LAUNCHER
 from toolkit.base.run_folder import RunFolder
 from toolkit.config import flatten
@@ -314,7 +313,7 @@ def job_name(start: str, job: Mapping[str, Any]) -> str:
     It ends with a digest of the job. So a finished training with the same job is not repeated, and one with another job
     is kept.
     """
-    return f"{start}-{hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:12]}"
+    return f"{start}-{sha256(json.dumps(job, sort_keys=True))[:12]}"
 
 
 def measured_in(folder: Path) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ is kept with it there.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError, RunError, problems_of
+from toolkit.base.files import sha256
 from toolkit.config import flatten
 from toolkit.config.sections import Config
 from toolkit.lab.jobs.jobs import Launch, digest_of, model_files
@@ -175,7 +175,7 @@ class Search:
 
 def name_of(identity: Mapping[str, Any]) -> str:
     """Returns the name of a study: searches with equal settings have the same one."""
-    return f"search-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]}"
+    return f"search-{sha256(json.dumps(identity, sort_keys=True))[:12]}"
 
 
 def result_of(trial: FrozenTrial) -> Result:
