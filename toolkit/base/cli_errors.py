@@ -132,10 +132,9 @@ def wait_for_ranks() -> bool:
 def leave_group() -> None:
     """Destroys the process group, if there is one, once no rank needs another any more.
 
-    The first rank hosts the store through which ranks find each other, and each rank has connections to the others. A
-    rank that leaves early takes them away from those that still wait in a collective, and NCCL's watchdog, which reads
-    the store, would report it. Afterwards, each rank may end when it likes: what it has sent is delivered, and nobody
-    asks it for more.
+    The first rank hosts the store through which ranks find each other, and each rank has connections to the others: one
+    that leaves early fails those that still wait in a collective, and NCCL's watchdog, which reads the store, would
+    report it. Afterwards, each rank may end at any time: all messages are delivered.
     """
     with suppress(RuntimeError):  # another rank has failed, and has reported it
         if not wait_for_ranks():

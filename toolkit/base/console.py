@@ -54,10 +54,9 @@ class ConsoleHandler(logging.Handler):
 
 
 def printable(text: str) -> str:
-    """Returns text whose control characters are escaped, except tabs and line breaks.
+    """Returns text whose control characters and halves of characters are escaped, except tabs and line breaks.
 
-    Texts of rows, labels and file names could otherwise change the terminal: its title, its colors, what was printed.
-    Halves of characters, which no terminal can be sent, are escaped, too.
+    Texts of rows, labels and file names could otherwise change the terminal: its title, its colors, earlier output.
     """
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
@@ -103,12 +102,7 @@ def logs_to_console() -> bool:
 
 
 def say(text: str, blank_line_before: bool = False) -> None:
-    """Logs a line on the main process.
-
-    Args:
-        text: the line.
-        blank_line_before: whether the console prints an empty line before it.
-    """
+    """Logs a line on the main process, after an empty line on the console if asked."""
     if is_first_rank():
         LOGGER.info("%s", text, extra={_BLANK_LINE: blank_line_before})
 
@@ -156,11 +150,8 @@ def progress(total: int, description: str, initial: int = 0, inner: bool = False
 def quiet_libraries(only_data: bool = False) -> AbstractContextManager[object]:
     """Turns off the progress bars of transformers and datasets, and all their messages except errors.
 
-    Args:
-        only_data: skips transformers, whose import takes long, in commands that do not use it.
-
-    Returns:
-        A context manager that restores the previous state on exit. Command lines need not use it.
+    `only_data` skips transformers, whose import takes long. The returned context manager restores the previous state;
+    command lines need not use it.
     """
     import datasets
 

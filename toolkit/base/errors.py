@@ -89,13 +89,7 @@ class Interrupted(ToolkitError):  # noqa: N818 - nothing went wrong
 
 
 def pretrained_error(key: str, name: str, error: Exception) -> InputError:
-    """Returns the error for a model or processor that cannot be loaded, whatever the reason.
-
-    Args:
-        key: dotted key of the setting.
-        name: hub id or folder.
-        error: what the library raised.
-    """
+    """Returns the error for a model or processor, a hub id or folder of the setting `key`, that cannot be loaded."""
     reason = str(error).strip().split("\n")[0]
     if kind_of(Path(name) / "config.json") == "file":
         return InputError(

@@ -35,9 +35,6 @@ def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         path: the file; a link is followed.
         mode: `w` for text in UTF-8, `wb` for bytes.
 
-    Yields:
-        The open file.
-
     Raises:
         OSError: if it cannot be written.
     """
@@ -47,11 +44,7 @@ def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 @contextmanager
 def naming(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Adds to errors of a disk what those of open files leave out: the file, and the bytes that are written to it.
-
-    Raises:
-        OSError: as inside the block.
-    """
+    """Adds the file, and the bytes to be written to it, to errors of a disk; those of open files lack them."""
     try:
         yield
     except OSError as error:
@@ -67,9 +60,6 @@ def temporary_file(path: Path) -> Iterator[Path]:
     """Yields the path of an empty file, which is renamed to `path` when the block ends without an error.
 
     As `written_whole`, for libraries that open files themselves; they may also replace the file.
-
-    Raises:
-        OSError: if it cannot be written.
     """
     path = Path(os.path.realpath(path))
     temporary = temporary_name(path)
@@ -146,12 +136,8 @@ def kind_of(path: Path) -> str:
 def read_file(path: Path, most: int | None = None) -> bytes:
     """Returns the content of a file; never waits for a pipe or reads a device, which may have no end.
 
-    Args:
-        path: the file.
-        most: its largest size in bytes; None for any.
-
     Raises:
-        OSError: if it cannot be read, is larger, or is something else than a file.
+        OSError: if it cannot be read, has more than `most` bytes, or is something else than a file.
     """
     with open_regular(path, os.O_RDONLY) as file:
         content = file.read(-1 if most is None else most + 1)
@@ -171,7 +157,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Returns a value of JSON with which everything may be done that can be done with values of the toolkit.
+    """Returns a JSON value that the toolkit can process.
 
     Raises:
         ValueError: if it is not JSON, is nested too deeply, or has an integer that is too large for a float.
@@ -201,11 +187,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 @contextmanager
 def open_regular(path: Path, flags: int) -> Iterator[IO[bytes]]:
-    """Opens a file of bytes, as `os.open` does with these flags, if it is a regular one; creates none.
-
-    Raises:
-        OSError: if it cannot be opened, or is something else than a file.
-    """
+    """Opens an existing file of bytes with these flags of `os.open`; raises OSError if it is no regular file."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "r+b") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -311,11 +293,7 @@ def is_full(error: BaseException) -> bool:
 
 @contextmanager
 def rust_errors_as_os_errors() -> Iterator[None]:
-    """Raises an `OSError` instead of the errors that Rust libraries make of the operating system's.
-
-    Raises:
-        OSError: if a library could not read or write.
-    """
+    """Raises an `OSError` instead of the errors that Rust libraries make of the operating system's."""
     try:
         yield
     except Exception as error:
@@ -351,10 +329,6 @@ def sha256(content: bytes | str) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the sha256 of a file's bytes, in hexadecimal.
-
-    Raises:
-        OSError: if it cannot be read, or is something else than a file.
-    """
+    """Returns the sha256 of a file's bytes, in hexadecimal; raises OSError if it cannot be read, or is not regular."""
     with open_regular(path, os.O_RDONLY) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # binary files have readinto

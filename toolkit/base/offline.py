@@ -80,11 +80,7 @@ class Fetched:
         return self.folder / source.path if revision in (source.revision, source.commit) else None
 
     def damage(self, content: bool = True) -> Iterator[tuple[str, str]]:
-        """Yields each file that is missing or not as it was written, with the reason.
-
-        Args:
-            content: whether to read the files; otherwise only their sizes are compared.
-        """
+        """Yields each file that is missing or changed, with the reason; without `content`, only sizes count."""
         for name, entry in self.files.items():
             if reason := _difference(self.folder / name, entry, content):
                 yield name, reason
@@ -150,10 +146,7 @@ SECONDS = 5.0
 def prepare_download(name: str) -> None:
     """Makes Hugging Face's libraries use only their caches for a Hub id, in this process, if the Hub cannot be reached.
 
-    They would retry each file for half a minute.
-
-    Args:
-        name: Hub id, or a local folder, for which nothing is done.
+    They would retry each file for half a minute. Nothing is done for a local folder.
     """
     if kind_of(expanded(name)) != "folder":
         _go_offline_without_network()

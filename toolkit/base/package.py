@@ -25,7 +25,7 @@ def shipped_root() -> Path:
 def find_shipped(path: str | Path) -> Path | None:
     """Returns the shipped file or folder of a relative path, for instance `recipes/qa.py`; None if there is none.
 
-    It is relative if it is below the current directory, so that messages and commands stay short.
+    The result is relative if it is below the current directory, so that messages and commands stay short.
     """
     name = Path(path)
     found = shipped_root() / name
@@ -54,18 +54,7 @@ def present(path: str | Path) -> Path:
 
 
 def import_object(name: str) -> Any:
-    """Imports an object by its full name.
-
-    Args:
-        name: `package.module.Name`, or `package.module` for the module itself.
-
-    Returns:
-        The object.
-
-    Raises:
-        ImportError: if the name is not dotted or does not exist. Errors that the module raises on import are not
-            caught.
-    """
+    """Returns a class, function or constant by its dotted name, for instance `torch.optim.AdamW`."""
     module, _, attribute = name.rpartition(".")
     if not module:
         raise ImportError(f"expected package.module.Name, received {name!r}")

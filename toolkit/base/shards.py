@@ -65,12 +65,7 @@ def local(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fill(target: Tensor, value: Tensor) -> None:
-    """Copies a complete tensor into one that may be split; each process takes its part and nothing is sent.
-
-    Args:
-        target: tensor of any shape.
-        value: complete tensor of the same shape, on any device.
-    """
+    """Copies a complete tensor, on any device, into one that may be split; each process takes its part."""
     if not is_split(target):
         target.copy_(value)
         return
@@ -129,14 +124,7 @@ def hull(boxes: Iterable[Box]) -> Box:
 
 @torch.no_grad()
 def fill_part(target: Tensor, held: Mapping[Box, Box], value: Tensor, box: Box) -> None:
-    """Copies what a process needs of a part of a tensor.
-
-    Args:
-        target: tensor that may be split.
-        held: its `own_parts`.
-        value: the part of the complete tensor at `box`, on any device.
-        box: where that part lies.
-    """
+    """Copies `value`, a complete tensor's part at `box`, into a tensor that may be split, of parts `held`."""
     for own, place in held.items():
         shared = own.shared_with(box)
         if shared.size:

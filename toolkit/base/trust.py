@@ -31,12 +31,8 @@ def trust(recipe: Path, environ: Mapping[str, str] = os.environ) -> None:
 def trust_run(run: Path, facts: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> None:
     """Remembers what a run that the user starts may execute.
 
-    That is its settings, its recipe and its working directory, on how many processes and threads.
-
-    Args:
-        run: the run's folder, with its settings.
-        facts: content of its `run.json`.
-        environ: environment variables.
+    That is its settings, its recipe and its working directory, on how many processes and threads; `facts` is the
+    content of its `run.json`.
     """
     with suppress(OSError, RuntimeError):
         _remember(_note_of(run, facts, environ))
@@ -56,16 +52,9 @@ def shipped_copy(recipe: Path) -> Path | None:
 
 
 def refuse_unknown(recipe: Path, run: str | Path, how: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuses a recipe that is not one of the toolkit's, and with which the user has not trained as it is now.
+    """Raises InputError unless a run's recipe is the toolkit's, or the user has trained with it in its present form.
 
-    Args:
-        recipe: the recipe that a run names.
-        run: the run's folder.
-        how: how the user names a recipe.
-        environ: environment variables.
-
-    Raises:
-        InputError: if it is neither.
+    `how` tells in the message how the user names a recipe.
     """
     is_known = False
     with suppress(RuntimeError):

@@ -27,11 +27,7 @@ MODEL, OPTIMIZER = "model", "optimizer"
 
 
 def model_group(tensors: Mapping[str, Tensor]) -> Group:
-    """Returns the parameters and buffers to save; of those that share memory (tied weights), one.
-
-    Args:
-        tensors: the model's `state_dict(keep_vars=True)`.
-    """
+    """Returns the tensors of `state_dict(keep_vars=True)` to save; of those that share memory (tied weights), one."""
     kept: dict[str, Tensor] = {}
     memory = _Memory()
     for name, tensor in tensors.items():
@@ -43,12 +39,7 @@ def model_group(tensors: Mapping[str, Tensor]) -> Group:
 
 
 def optimizer_group(tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> Group:
-    """Returns an optimizer's state to save.
-
-    Args:
-        tensors: the tensors that `toolkit.optim.state.optimizer_state` returned.
-        scalars: the other values that it returned.
-    """
+    """Returns an optimizer's state to save: the tensors and scalars of `toolkit.optim.state.optimizer_state`."""
     return Group(OPTIMIZER, tensors, {_SCALARS: json.dumps(scalars, sort_keys=True)}, steady=tensors.keys())
 
 
@@ -60,9 +51,7 @@ def state_file(state: Mapping[str, Any]) -> dict[str, bytes]:
 def processor_files(processor: Any, folder: Path) -> dict[str, bytes]:
     """Returns the files of a processor, by their paths in a checkpoint.
 
-    Args:
-        processor: tokenizer, image processor or feature extractor.
-        folder: where a temporary folder may be made.
+    They are first saved into a temporary folder inside `folder`.
 
     Raises:
         OSError: if they cannot be written there.
@@ -133,15 +122,7 @@ def load_optimizer_into(
 
 
 def load_tensors(checkpoint: Checkpoint, name: str, mesh: Mesh = ONE_PROCESS) -> Mapping[str, Tensor]:
-    """Verifies the tensors of a callback.
-
-    Args:
-        checkpoint: the checkpoint.
-        name: name of the callback.
-        mesh: the processes that load at the same time.
-
-    Returns:
-        Complete tensors by name, on the CPU, each read when it is accessed; empty if the checkpoint has none.
+    """Returns a callback's verified tensors by name, on the CPU, each read when accessed; empty if none are saved.
 
     Raises:
         DamagedCheckpoint: if a file is damaged.
@@ -163,10 +144,7 @@ def _own_names(saved: Iterable[str], own: Collection[str], outline: nn.Module | 
 
 
 def _misfits(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:
-    """Returns messages about missing and unexpected tensors and different shapes.
-
-    Only one of several weights that share memory is saved.
-    """
+    """Returns messages about missing and unexpected tensors and different shapes; tied weights are saved once."""
     memory, shared = _Memory(), []
     fitting = [name for name in saved if name in own]
     for name in fitting:

@@ -115,30 +115,18 @@ def tensor_names(files: Iterable[str]) -> list[str]:
 
 
 def verify(folder: Path) -> list[str]:
-    """Checks every byte of a checkpoint against its manifest.
-
-    Returns:
-        One short message per problem; empty for a valid checkpoint.
-    """
+    """Checks every byte of a checkpoint against its manifest, and returns one short message per problem."""
     return _problems(folder, large_files=True)
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Refuses a checkpoint of which any byte differs from its manifest.
-
-    Raises:
-        CheckpointError: if one does.
-    """
+    """Raises CheckpointError if any byte of a checkpoint differs from its manifest."""
     if problems := verify(folder):
         raise CheckpointError(f"the checkpoint {folder.absolute()} is damaged ({problems[0]})")
 
 
 def verify_small_files(folder: Path) -> list[str]:
-    """Checks names and sizes of all files, and the content of those that are not verified while they are loaded.
-
-    Returns:
-        One short message per problem; empty if none is found.
-    """
+    """Returns the problems of names, sizes and contents, but for contents that are verified while they are loaded."""
     return _problems(folder, large_files=False)
 
 

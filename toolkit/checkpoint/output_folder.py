@@ -55,13 +55,13 @@ class OutputLock:
     """Context manager that locks an existing output folder.
 
     It takes a POSIX record lock on `<output_dir>/.lock`. Forked data loader workers do not inherit it, and the kernel
-    releases it whenever the process ends, so a dead run leaves no stale lock. Such a lock does not refuse a second
+    releases it whenever the process ends, so a dead run leaves no stale lock. Such a lock does not exclude a second
     lock by the same process (hence `_held`), and it is lost when the process closes any other descriptor of the file
     (so no other code may open it). The file is never removed, or two runs could lock two different files.
 
     Where the file system has no such locks (some network file systems), it creates `<output_dir>/.lock.owner` with host
-    and process instead. A dead run on the same host is recognised; the file of one on another host must be deleted by
-    hand, as the message says.
+    and process instead. A dead run on the same host is recognised; after one on another host, the user must delete the
+    file, as the message says.
 
     Args:
         output_dir: the folder.
@@ -126,12 +126,7 @@ class OutputLock:
                 time.sleep(0.2)
 
     def _lock(self) -> None:
-        """Takes the lock.
-
-        Raises:
-            BlockingIOError: if another process has it.
-            OSError: if it cannot be taken for another reason.
-        """
+        """Takes the lock; raises BlockingIOError if another process has it."""
         import fcntl
 
         try:
@@ -145,11 +140,7 @@ class OutputLock:
                 raise
 
     def _create_owner_file(self) -> None:
-        """Creates the file that stands for a lock.
-
-        Raises:
-            BlockingIOError: if a run has it that may be alive.
-        """
+        """Creates the file that stands for a lock; raises BlockingIOError if a run has it that may be alive."""
         if _is_of_dead_process(self._owner_file):
             self._remove_owner_file()
         try:
@@ -160,11 +151,7 @@ class OutputLock:
             raise BlockingIOError from error
 
     def _remove_owner_file(self) -> None:
-        """Removes the file of a dead run; of several processes that have seen it, one does.
-
-        Raises:
-            BlockingIOError: if another process does, or has done it and has the lock now.
-        """
+        """Removes the file of a dead run; if several processes try, one does, the others raise BlockingIOError."""
         turn = self._removal
         try:
             os.close(os.open(turn, os.O_CREAT | os.O_EXCL))
@@ -199,11 +186,7 @@ def _this_process() -> bytes:
 
 
 def _open(path: Path, more_flags: int = 0) -> int:
-    """Opens a lock file for reading and writing and returns its descriptor; neither follows a link nor waits.
-
-    Raises:
-        OSError: if it cannot be opened, or is something else than a file.
-    """
+    """Opens a lock file for reading and writing, without following links or waiting; OSError if it is not regular."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | more_flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -212,9 +195,9 @@ def _open(path: Path, more_flags: int = 0) -> int:
 
 
 def _has_no_locks(error: OSError, descriptor: int) -> bool:
-    """Whether a lock was refused because the file system has none, and not because another process has it.
+    """Whether a lock failed because the file system has none, and not because another process has it.
 
-    Some network file systems say that it is not permitted, as POSIX allows for a lock that another process has.
+    Some network file systems then return EACCES, as POSIX allows for a lock that another process has.
     """
     if error.errno != errno.EACCES or sys.platform != "linux":
         return error.errno in _NO_LOCKS
@@ -229,10 +212,9 @@ def _has_no_locks(error: OSError, descriptor: int) -> bool:
 
 
 def _is_of_dead_process(file: Path) -> bool:
-    """Returns whether a process of this host wrote the file and has ended, or one has left it empty.
+    """Whether a process of this host wrote the file and has ended, or left it empty.
 
-    This process has not written it, since it has not come to the folder: another one, of the same number in a container
-    that was started again, did.
+    The own number is that of a dead one: this process has written none yet, so a container that was started again has.
     """
     try:
         content = read_file(file)
@@ -294,11 +276,7 @@ def probe(output_dir: Path) -> None:
 
 
 def require_shared(accelerator: Accelerator, output_dir: Path) -> None:
-    """Checks that every process sees the output folder of the main process, which has claimed it.
-
-    Raises:
-        CheckpointError: on every process, naming one that does not see it.
-    """
+    """Raises CheckpointError on every process if one does not see the main process's claimed output folder."""
     token: Path = temporary_name(output_dir / "seen")
     name, place = on_main(accelerator, _leave, token)
     try:

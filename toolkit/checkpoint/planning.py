@@ -135,12 +135,7 @@ Key = tuple[str, str, Box]
 
 
 class Copy:
-    """Copies that are under way.
-
-    Args:
-        pairs: tensors in CPU memory and their copies, to be filled by `run`.
-        fetched: recorded once what was on a GPU is copied; None if nothing was.
-    """
+    """Copies under way: pairs in CPU memory, filled by `run`, and an event after the last copy from a GPU, or None."""
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], fetched: torch.cuda.Event | None) -> None:
         self._pairs, self._fetched = pairs, fetched
@@ -178,16 +173,13 @@ class Snapshot:
         return sum(copy.nbytes for copy in self._kept.values())
 
     def begin(self, plans: Sequence[Plan]) -> tuple[list[Plan], Copy]:
-        """Begins to copy the values of plans; the copies of the snapshot before must not be needed any more.
+        """Begins to copy this process's values of plans; the copies of the snapshot before must not be needed any more.
 
         Values on a GPU are copied by a stream beside the training's, values in CPU memory by `Copy.run`; those that may
         change before the next update are copied here.
 
-        Args:
-            plans: this process's values.
-
         Returns:
-            Plans with the copies, and what fills them.
+            Plans with the copies, and the copy that fills them.
 
         Raises:
             RunError: if there is no memory for the copies.

@@ -67,10 +67,6 @@ def decide_resume(
 def newest(path: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint, list[str]]:
     """Opens the checkpoint at `path`, or the newest valid one if `path` is a run or its checkpoints folder.
 
-    Args:
-        path: the folder.
-        skip: as for `decide_resume`.
-
     Returns:
         The checkpoint, and messages for the user.
 

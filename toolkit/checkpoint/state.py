@@ -84,11 +84,7 @@ def layout(mesh: Mesh) -> dict[str, int]:
 
 
 def layout_of(saved: Mapping[str, Any]) -> Mesh:
-    """Returns how the processes of a saved run were arranged; runs of older versions were replicas.
-
-    Raises:
-        CheckpointError: if the run does not say so.
-    """
+    """Returns how the processes of a saved run were arranged; runs of older versions were replicas."""
     if "mesh.replicas" not in saved:
         return Mesh(replicas=_count(saved, "num_processes"))
     return Mesh(**{name: _count(saved, f"mesh.{name}") for name in DIMENSIONS})
@@ -117,15 +113,9 @@ def window_rows(identity: Mapping[str, Any]) -> int:
 
 
 def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Compares the settings of a run with those of its resume.
+    """Returns one message for each setting that differs from the saved run's and may not, sorted by key.
 
-    Args:
-        saved: values by dotted key, as read from JSON: the resolved configuration, `layout`,
-            `data.fingerprint.<split>`, `versions.<package>`.
-        current: the same for this run.
-
-    Returns:
-        One message for each setting that differs and may not, sorted by key.
+    Both map dotted keys to values: the configuration, `layout`, `data.fingerprint.<split>`, `versions.<package>`.
     """
     now = OLDER | json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
     before = OLDER | _completed(saved)
@@ -177,11 +167,7 @@ def _metric(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def refuse_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Refuses a resume with changed settings; arguments are those of `changed_settings`.
-
-    Raises:
-        CheckpointError: if settings that must not change have changed; lists all of them.
-    """
+    """Raises CheckpointError if settings that must not change on a resume have changed; lists all of them."""
     changes = changed_settings(saved, current)
     if changes:
         title = "cannot resume with different settings:"
@@ -271,11 +257,7 @@ class SavedState:
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> SavedState:
-        """Reads the content of the file; ignores additional entries of older versions.
-
-        Raises:
-            CheckpointError: if it is not the content of such a file.
-        """
+        """Reads the content of the file, or raises CheckpointError; ignores additional entries of older versions."""
         parts = {name: content.get(name) for name in _PARTS} if isinstance(content, Mapping) else {}
         wrong = [name for name, value in parts.items() if not isinstance(value, Mapping | None)]
         missing = [name for name in ("train", "identity") if parts.get(name) is None]

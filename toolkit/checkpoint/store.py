@@ -78,24 +78,14 @@ def new_checkpoint(
 
 
 def sweep(root: Path) -> None:
-    """Removes what a killed run left beside its checkpoints; no other process may be writing there.
-
-    Raises:
-        OSError: if it cannot be removed.
-    """
+    """Removes what a killed run left beside its checkpoints; no other process may be writing there."""
     _restore_aside(root)
     for leftover in [*root.glob(f"{_TEMPORARY}*"), *root.glob(f"{_ASIDE}*")]:
         shutil.rmtree(leftover)
 
 
 def not_written(folder: Path, error: Exception, size: int | None = None) -> RunError:
-    """Returns the error for a checkpoint that cannot be written.
-
-    Args:
-        folder: its folder, or its temporary one.
-        error: why.
-        size: its bytes, if they are known.
-    """
+    """Returns the error for a checkpoint of `size` bytes that cannot be written into its (temporary) folder."""
     final = folder.with_name(folder.name.removeprefix(_TEMPORARY)).absolute()
     reason = disk_problem(error, final.parent, size) or error
     return RunError(
@@ -113,18 +103,12 @@ def not_restored(path: Path, part: object, error: Exception) -> CheckpointError:
 
 
 def prune(root: Path, keep: int | None, protect: Collection[int] = ()) -> list[Path]:
-    """Removes all but the newest checkpoints. Call it after `new_checkpoint`.
-
-    Args:
-        root: the run's `checkpoints` folder.
-        keep: number of newest checkpoints to keep, at least 1; None keeps all.
-        protect: steps to keep in addition.
+    """Removes all but the newest `keep` checkpoints (None: all) and those of protected steps.
 
     Returns:
         The removed folders, oldest first.
 
     Raises:
-        AssertionError: if `keep` is below 1.
         RunError: if a checkpoint cannot be removed.
     """
     if keep is None:
@@ -140,14 +124,9 @@ def prune(root: Path, keep: int | None, protect: Collection[int] = ()) -> list[P
 
 
 def prune_behind(checkpoint: Path, keep: int | None, protect: Collection[int] = ()) -> None:
-    """Removes all but the newest checkpoints, if this is the newest one; what cannot be removed, the next save tries.
+    """Prunes as `prune` behind a loaded checkpoint if it is the newest; leaves to the next save what cannot be removed.
 
     A run that ended between a save and this removal has left one too many.
-
-    Args:
-        checkpoint: a checkpoint of the run that has been loaded, so that no older one is needed in its place.
-        keep: see `prune`.
-        protect: see `prune`.
     """
     root = checkpoint.parent
     if [path for _, path in steps(root)[-1:]] == [checkpoint]:
@@ -156,14 +135,10 @@ def prune_behind(checkpoint: Path, keep: int | None, protect: Collection[int] = 
 
 
 def latest(root: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint | None, list[str]]:
-    """Finds the newest valid checkpoint. Do not call it while a checkpoint is being saved.
+    """Finds the newest valid checkpoint in a `checkpoints` folder; must not run while a checkpoint is being saved.
 
     Large tensor files are verified when they are loaded. If that raises `DamagedCheckpoint`, call this function again
-    with the damaged checkpoint in `skip`.
-
-    Args:
-        root: the run's `checkpoints` folder; need not exist.
-        skip: folders of damaged checkpoints, and what is wrong with each.
+    with the damaged checkpoint in `skip` (folders, and what is wrong with each).
 
     Returns:
         The checkpoint, or None if none is valid, and one message for each newer damaged folder.
@@ -183,12 +158,8 @@ def latest(root: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint |
 def open_checkpoint(path: Path, skip: Mapping[Path, str] = NOTHING) -> Checkpoint:
     """Opens the checkpoint in the folder `path`; large tensor files are verified when they are loaded.
 
-    Args:
-        path: the folder.
-        skip: as in `latest`.
-
     Raises:
-        CheckpointError: if the folder does not exist or is damaged.
+        CheckpointError: if the folder does not exist or is damaged, or is in `skip`.
     """
     found, problems = _opened(path, skip) if path.is_dir() else (None, ["there is no such folder"])
     if found is None:

@@ -48,9 +48,7 @@ ONE_PROCESS = Mesh()
 class DamagedCheckpoint(CheckpointError):  # noqa: N818 - the name describes the checkpoint
     """A file of a checkpoint was found damaged while loading; the model or optimizer it was loaded into is invalid.
 
-    Args:
-        checkpoint: the checkpoint.
-        problem: the file and what is wrong with it, in the words of `verify`.
+    `problem` names the file and what is wrong with it, in the words of `verify`.
     """
 
     def __init__(self, checkpoint: Checkpoint, problem: str) -> None:
@@ -196,9 +194,6 @@ def verified_tensors(checkpoint: Checkpoint, name: str, mesh: Mesh = ONE_PROCESS
         name: `model`, `optimizer` or the name of a callback.
         mesh: the processes that read at the same time.
 
-    Yields:
-        The tensors.
-
     Raises:
         DamagedCheckpoint: if a file does not match the manifest or cannot be read.
     """
@@ -234,11 +229,7 @@ def verified_tensors(checkpoint: Checkpoint, name: str, mesh: Mesh = ONE_PROCESS
 
 
 def has_tensors(checkpoint: Checkpoint, name: str) -> bool:
-    """Returns whether a checkpoint has tensors of this name.
-
-    Raises:
-        DamagedCheckpoint: if its manifest cannot be read.
-    """
+    """Whether a checkpoint has tensors of this name; raises DamagedCheckpoint if its manifest cannot be read."""
     return bool(files_of(_manifest_files(checkpoint), name))
 
 

@@ -42,17 +42,10 @@ _ALIGNMENT = 8
 
 
 def write_groups(peers: Peers, folder: Path, plans: Sequence[Plan], sharded: bool) -> dict[str, FileEntry]:
-    """Writes tensors into a new checkpoint. Every process must call it.
+    """Writes tensors into a new checkpoint, and returns the entries of its files; every process must call it.
 
-    Args:
-        peers: the processes.
-        folder: the checkpoint's folder; if the tensors are sharded, every process must see it.
-        plans: the tensors.
-        sharded: whether each process writes its share into its own file. Otherwise the main process writes complete
-            tensors into one file per group, and holds one of them at a time.
-
-    Returns:
-        Sizes and hashes of all files by their paths in the folder.
+    With `sharded`, each process writes its share into its own file, in a folder that all see. Otherwise the main
+    process writes complete tensors into one file per group, and holds one of them at a time.
 
     Raises:
         RunError: on every process, if one of them cannot write.
@@ -99,19 +92,13 @@ def write_file(
     tensors: Iterable[Tensor],
     metadata: Mapping[str, str],
 ) -> FileEntry:
-    """Writes a safetensors file tensor by tensor, and flushes it to the disk.
+    """Writes a new safetensors file tensor by tensor, flushes it to the disk, and returns its size and hash.
 
     Args:
         path: the file, which must not exist.
         entries: types and shapes by name, those with the longest elements first, so that all are aligned.
         tensors: the tensors in this order, on any device.
         metadata: additional strings for the header.
-
-    Returns:
-        The size and the hash of what was written.
-
-    Raises:
-        OSError: if it cannot be written.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -148,16 +135,8 @@ def _write_complete(peers: Peers, folder: Path, plan: Plan) -> dict[str, FileEnt
 def write_complete(peers: Peers, path: Path, plan: Plan) -> FileEntry | None:
     """Writes one file on the main process, to which the others send their parts; every process must call it.
 
-    Args:
-        peers: the processes.
-        path: the file, which must not exist.
-        plan: the tensors, each saved by the first process that has it.
-
-    Returns:
-        Size and hash of the file, None on other processes than the main one.
-
-    Raises:
-        OSError: on the main process, if it cannot be written.
+    Each tensor is from the first process that has it. The main process returns size and hash, others None; OSError is
+    raised on the main process alone.
     """
     stream = _gathered(peers, plan)
     try:

@@ -28,13 +28,7 @@ def used_columns(task: Task) -> dict[str, Column]:
 
 
 def file_columns(source: Source, task: Task, columns: Mapping[str, str]) -> list[str]:
-    """Returns the names in a source of the columns with paths of files; none for an archive, which has the files.
-
-    Args:
-        source: the source.
-        task: the task, which defines the columns.
-        columns: what `columns_in` returns.
-    """
+    """Returns a source's columns with paths of files; none for an archive, which has the files."""
     if is_archive(folder_of(source)):
         return []
     return [columns.get(name, name) for name, column in used_columns(task).items() if column.file]
@@ -55,11 +49,6 @@ def columns_in(source: Source, task: Task, columns: Mapping[str, str]) -> Mappin
 
     Those of image and audio files and of .txt files are fixed, whatever `data.columns` says: the column of a .txt file
     is the task's only input column, if there is one.
-
-    Args:
-        source: the source.
-        task: the task, which defines the columns.
-        columns: `data.columns`.
     """
     if is_files(source):
         return {}
@@ -71,18 +60,7 @@ def columns_in(source: Source, task: Task, columns: Mapping[str, str]) -> Mappin
 
 
 def require_columns(source: str, present: list[str], task: Task, columns: Mapping[str, str], labelled: bool) -> None:
-    """Checks a source's header.
-
-    Args:
-        source: the file or hub split, for the message.
-        present: names of its columns.
-        task: the task, which defines the columns.
-        columns: maps the toolkit's column names to the source's.
-        labelled: whether label columns are needed.
-
-    Raises:
-        DataError: naming each missing column that is needed, or named by the user.
-    """
+    """Raises DataError that names each missing column that is needed, or named by the user."""
     missing = {}
     known = used_columns(task)
     used = {columns.get(other, other) for other in known}
@@ -129,7 +107,7 @@ def require_present(
         group: name of the group column, or None.
 
     Raises:
-        DataError: naming what is missing.
+        DataError: naming each missing column.
     """
 
     def require(present: list[str]) -> None:
@@ -176,16 +154,7 @@ def group_column(data: DataConfig, task: Task) -> str | None:
 
 
 def require_group(source: str, present: list[str], group: str | None) -> None:
-    """Checks that a source has the group column, if there is one.
-
-    Args:
-        source: the file or hub split, for the message.
-        present: names of its columns.
-        group: name of the group column, or None.
-
-    Raises:
-        DataError: if the column is missing.
-    """
+    """Raises DataError if the group column, if there is one, is not among the source's columns."""
     if group is not None and group not in present:
         raise DataError(
             f"data.group_column: {source} has no column {group!r}{did_you_mean(group, present)}. "

@@ -119,7 +119,7 @@ def find(
         tables: the checked tables of the run's sources, by split.
         splits: the tables of the run's splits, after splitting and limiting their number.
         group_column: the column that groups rows, or None.
-        chosen: whether the user named that column, so that groups are told even if nothing was split.
+        chosen: whether the user named that column, so that groups are reported even if nothing was split.
     """
     labels = {name: counts for name, part in splits.items() if (counts := task.label_counts(part.rows))}
     notes = task.label_notes(labels["train"]) if labels else []

@@ -67,13 +67,7 @@ class Keys:
 
 
 def row_keys(row: Row, task: Task, group: Any) -> dict[str, int]:
-    """Returns the digests of a checked row, by column.
-
-    Args:
-        row: the checked row.
-        task: tells which columns are inputs and labels.
-        group: the row's value in the group column, or None.
-    """
+    """Returns the digests of a checked row, by column; `group` is its value in the group column, or None."""
     names = [name for name in row if name in task.columns]
     labels = [name for name in names if task.columns[name].label]
     inputs = [name for name in names if name not in labels and not task.columns[name].key]
@@ -107,10 +101,9 @@ def _content(value: Any) -> Any:
 
 
 def units(keys: Keys) -> np.ndarray | None:
-    """Finds the rows that belong on one side of a split: equal inputs, equal groups, and chains of both.
+    """Returns the number `[rows]` of each row's unit, in the order of first rows; None if each row is its own unit.
 
-    Returns:
-        `[rows]` number of each row's unit, in the order of their first rows; None if each row is a unit of its own.
+    A unit stays on one side of a split: rows with equal inputs, equal groups, and chains of both.
     """
     inputs = same = _numbered(keys.inputs)
     grouped = np.flatnonzero(keys.groups != NO_GROUP)

@@ -56,7 +56,7 @@ def load_rows(cfg: Config, task: Task, accelerator: Accelerator, sample: int | N
     Args:
         cfg: resolved configuration.
         task: checks rows; its `state` is filled.
-        accelerator: the run's Accelerator; the first process of each node reads, the others use its cache.
+        accelerator: the first process of each node reads, the others use its cache.
         sample: read only this many training rows, and no other splits; None reads all.
 
     Raises:
@@ -71,15 +71,7 @@ def load_rows(cfg: Config, task: Task, accelerator: Accelerator, sample: int | N
 
 
 def check_rows(cfg: Config, task: Task) -> CheckedRows:
-    """Reads, checks, splits and examines the rows of a run as `load_rows` does, without starting it.
-
-    Args:
-        cfg: resolved configuration.
-        task: checks rows; its `state` is filled.
-
-    Raises:
-        DataError: for files or rows that cannot be used.
-    """
+    """Reads, checks, splits and examines the rows of a run as `load_rows` does, without starting it."""
     return _checked(cfg, task, _tables(cfg, task, None), sampled=False, examined=True)
 
 

@@ -35,11 +35,11 @@ LOCK_SUFFIX = ".lock"
 def from_cache(
     key: str, make: Callable[[Path], datasets.Dataset], cache_dir: str | Path | None = None
 ) -> datasets.Dataset:
-    """Returns rows whose files are in the cache, and makes them if they are not there or not as they were written.
+    """Returns cached rows, or makes them if they are missing or not as they were written.
 
     Args:
         key: identifies the rows; it names their folder.
-        make: makes the rows, with all of their files in the given folder, or opens those that are there.
+        make: makes the rows, with all of their files in the given folder, or opens the files that are there.
         cache_dir: folder of the cache; None means that of `datasets`.
 
     Raises:
@@ -67,12 +67,9 @@ def from_cache(
 
 
 def adopt(prepared: Path) -> None:
-    """Puts prepared rows of a fetched folder into the cache, if they are not there.
+    """Copies prepared rows of a fetched folder into the cache, if they are not there.
 
-    They are copied, since the folder may be read-only, and is on a slower disk than the cache as a rule.
-
-    Args:
-        prepared: a folder in the layout of the cache's; nothing is done if it does not exist.
+    The fetched folder may be read-only, and on a slower disk; nothing is done if it does not exist.
 
     Raises:
         DataError: if the cache cannot be written.
@@ -133,9 +130,9 @@ PROGRAM = "ffmpeg"
 
 
 def decoders() -> dict[str, str]:
-    """Returns the versions of the decoders of files that are installed, by name.
+    """Returns the versions of the installed decoders of files, by name.
 
-    Whether a file can be read depends on them, so rows that were found bad without one are checked again with it.
+    A file may be readable only with one of them, so rows that were bad without it are checked again.
     """
     found = {}
     for module, package in DECODERS.items():

@@ -71,9 +71,7 @@ _NOTES: dict[str, Callable[[Path, Reading], str | None]] = {
 
 
 def read_rows(source: Source, reading: Reading = RECOGNISED, labelled: bool = True) -> Iterator[RawRow]:
-    """Streams the rows of a source.
-
-    Only .json files are read into memory completely.
+    """Streams the rows of a source; only .json files are read into memory completely.
 
     Args:
         source: a file, whose suffix determines the format; a name like `train.{en,de}` for line-aligned text files, or
@@ -115,15 +113,7 @@ def _raw_rows(source: Source, reading: Reading, labelled: bool) -> Iterator[RawR
 
 
 def reading_notes(source: Source, reading: Reading) -> list[str]:
-    """Returns one line for each file of a source that is read in another way than its name and the settings say.
-
-    Args:
-        source: the source.
-        reading: how to read it.
-
-    Raises:
-        DataError: if a file is missing, or its encoding is not recognised.
-    """
+    """Returns one line for each file of a source that is read in another way than its name and the settings say."""
     names = files_of(str(source)) if isinstance(source, str | Path) else source
     usual = plain.note if aligned_files(str(source)) else None
     notes = []
@@ -167,11 +157,8 @@ def folder_of(source: Source) -> Path:
 def fingerprint(source: Source, how: Fingerprint = "content") -> str:
     """Returns the sha256 of a file's bytes, or of the names in a folder, in hexadecimal.
 
-    For several files it is the sha256 of their concatenated fingerprints; for a sheet, of the file's and the name.
-
-    Args:
-        source: the source.
-        how: `stat` replaces a file's bytes by its path, size and time of modification.
+    For several files it is the sha256 of their concatenated fingerprints; for a sheet, of the file's and the name. With
+    `stat`, a file's path, size and time of modification stand for its bytes.
 
     Raises:
         DataError: if the file does not exist or cannot be opened.
@@ -197,11 +184,7 @@ def place_of(source: Source, copies: Path | None) -> Source:
 
 
 def num_bytes(source: Source) -> int:
-    """Returns the size of a file in bytes, or the total size of several.
-
-    Raises:
-        DataError: if the file does not exist or cannot be opened.
-    """
+    """Returns the size of a file in bytes, or the total size of several; raises DataError if one does not exist."""
     names = files_of(str(source)) if isinstance(source, str | Path) else source
     return sum(_existing(name).stat().st_size for name in names)
 
@@ -278,12 +261,7 @@ def load_hub(
 def find_hub(
     dataset_name: str, config: str | None = None, revision: str | None = None, offline_dir: str | None = None
 ) -> None:
-    """Checks that a hub dataset, or a local folder with the layout of one, exists, without loading its rows.
-
-    Raises:
-        DataError: if the dataset cannot be found.
-        InputError: if `offline_dir` cannot be used.
-    """
+    """Raises DataError if a hub dataset, or a local folder with the layout of one, does not exist; loads no rows."""
     import datasets
 
     if _fetched(dataset_name, config, revision, offline_dir) is not None:
@@ -333,15 +311,7 @@ def _hub_errors(
 
 
 def hub_rows(dataset: datasets.Dataset, unescape_html: bool = False) -> Iterator[RawRow]:
-    """Streams the rows of one split, numbered from 1, with class names instead of class numbers.
-
-    Args:
-        dataset: the split.
-        unescape_html: whether to decode HTML entities in all texts.
-
-    Raises:
-        DataError: if the split has no rows.
-    """
+    """Streams the rows of one split, numbered from 1, with class names instead of class numbers."""
     # Arrow batches instead of Python rows, so that unused audio and images are not decoded.
     batches = dataset.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
     return checked(arrow_rows(batches, dataset.features), f"Split {dataset.split!s} of the dataset", unescape_html)

@@ -47,12 +47,7 @@ WAIT_SECONDS, POLL_SECONDS = 24 * 60 * 60, 0.2
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """The files of a source, in the state that they have.
-
-    Args:
-        name: the source, as the user named it.
-        files: size and time of modification (in ns) by path.
-    """
+    """The files of a source, by path, each with its size and time of modification (in ns)."""
 
     name: str
     files: Mapping[str, tuple[int, int]]
@@ -72,8 +67,8 @@ def locked(path: Path, shared: bool, wait: bool) -> int:
     """Returns the descriptor of a lock, which closing it releases.
 
     Raises:
-        BlockingIOError: if others have it and `wait` is false.
-        DataError: if they do not release it.
+        BlockingIOError: if another process has it and `wait` is false.
+        DataError: if it is not released within `WAIT_SECONDS`.
         OSError: if it cannot be locked.
     """
     import fcntl
@@ -109,11 +104,7 @@ def remove_incomplete(folder: Path) -> None:
 
 
 def make_room(folder: Path, missing: Sequence[SourceFiles]) -> None:
-    """Removes entries that no run holds while there is too little room.
-
-    Raises:
-        DataError: if there is too little room without them.
-    """
+    """Removes entries that no run holds while there is too little room; raises DataError if that is not enough."""
     for entry in unused(folder):
         if not room_problem(folder, missing):
             return
@@ -143,7 +134,7 @@ def size_of(entry: Path) -> int:
 
 
 def room_problem(folder: Path, missing: Sequence[SourceFiles], removable: int = 0) -> str | None:
-    """Returns that there is too little room for copies, or None."""
+    """Returns a message if there is too little room for copies, or None."""
     needed, files = sum(each.num_bytes for each in missing), sum(len(each.files) for each in missing)
     place = next(each for each in (folder, *folder.parents) if each.is_dir())
     space = os.statvfs(place)
@@ -198,11 +189,7 @@ class Stage:
 
 
 def stage_files(data: DataConfig, task: Task) -> Stage:
-    """Copies the data files of a run, unless there are copies of what they are now.
-
-    Args:
-        data: the YAML's `data` section, with `stage_to`.
-        task: the task, which knows the columns with paths of files.
+    """Copies the data files of a run to `data.stage_to`, unless there are copies of their present state.
 
     Raises:
         DataError: if there is too little room, or a file cannot be read or written.
@@ -229,7 +216,7 @@ def staged(data: DataConfig, task: Task, accelerator: Accelerator) -> Stage:
 
 
 def stage_problem(data: DataConfig, task: Task) -> str | None:
-    """Returns why the data files of a run cannot be copied, or None, without copying any.
+    """Returns why the data files of a run cannot be copied, or None; copies none.
 
     Raises:
         DataError: as `stage_files`, for other reasons than too little room.
@@ -250,10 +237,7 @@ def _sources(data: DataConfig) -> list[str]:
 def source_files(source: str, data: DataConfig, task: Task) -> SourceFiles:
     """Returns the files of a source: itself, all files of a folder, and the files that the rows of a table refer to.
 
-    What is no file, does not exist or cannot be read is left to the check of the rows.
-
-    Raises:
-        DataError: if it cannot be read.
+    Paths that are no file, do not exist or cannot be read are left to the check of the rows.
     """
     path = expanded(source)
     paths = list(files_in(path)) if path.is_dir() else [expanded(name) for name in files_of(source)]
@@ -269,11 +253,7 @@ def source_files(source: str, data: DataConfig, task: Task) -> SourceFiles:
 
 
 def _own_folder(data: DataConfig) -> Path:
-    """Returns the folder of copies, whether it exists or not.
-
-    Raises:
-        DataError: if it belongs to somebody else.
-    """
+    """Returns the folder of copies, which need not exist; raises DataError if another user owns it."""
     folder = expanded(data.stage_to or "").absolute()
     with _disk_errors(folder):
         if folder.exists() and folder.stat().st_uid != os.geteuid():
@@ -312,11 +292,7 @@ def _turn(folder: Path) -> Iterator[None]:
 
 
 def _is_whole(folder: Path, source: SourceFiles, data: DataConfig) -> bool:
-    """Whether the copies of a source are there, and are what was copied.
-
-    Raises:
-        DataError: if they are damaged and another run reads them.
-    """
+    """Whether the copies of a source are complete and unchanged; raises DataError if another run reads damaged ones."""
     entry = folder / source.key
     if not entry.exists():
         return False
@@ -361,11 +337,7 @@ def _copy(folder: Path, source: SourceFiles) -> None:
 
 
 def _copy_file(source: Path, copy: Path, state: tuple[int, int]) -> str:
-    """Copies a file and its time of modification, reads the copy again, and returns its sha256.
-
-    Raises:
-        DataError: if the source changed meanwhile, or the copy is not like it.
-    """
+    """Copies a file and its time of modification, and returns its sha256; raises DataError if the copy differs."""
     digest = hashlib.sha256()
     with source.open("rb") as reading, copy.open("xb") as writing:
         while chunk := reading.read(_CHUNK):

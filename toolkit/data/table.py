@@ -127,13 +127,7 @@ TAG = (
 
 
 def markup_notes(rows: Any, columns: Mapping[str, str], number: str) -> Iterator[str]:
-    """Yields a note for each column of texts with HTML entities or tags, with their number and an example.
-
-    Args:
-        rows: a `datasets.Dataset` of checked rows, with null for the texts of unusable ones.
-        columns: maps names of its columns to those in the file.
-        number: its column with the numbers of the rows in the file.
-    """
+    """Yields a note on each text column of checked rows with HTML entities or tags: their number and an example."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -437,11 +431,7 @@ def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
 
 
 def listing(bad: list[tuple[str, BadRowReport]]) -> str:
-    """Returns the bad rows for a message, up to a limit, one per line; files with the same problem share one.
-
-    Args:
-        bad: name of the source and report of each row.
-    """
+    """Returns bad rows with their sources, one per line, up to a limit; files with the same problem share a line."""
     alike: dict[tuple[str, str | int], list[BadRowReport]] = {}
     for place, (source, row) in enumerate(bad):
         alike.setdefault((source, _problem_of_file(row) or place), []).append(row)

@@ -41,7 +41,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
         task: converts rows to feature rows.
         processor: the run's processor.
         cfg: resolved configuration.
-        accelerator: the run's Accelerator; the first process of each node tokenises, the others use its cache.
+        accelerator: the first process of each node tokenises, the others use its cache.
     """
     with local_main_first(accelerator):
         features = {
@@ -92,17 +92,10 @@ def _truncated(features: datasets.Dataset, task: Task) -> list[str]:
 def tokenise(
     rows: datasets.Dataset, task: Task, processor: Processor, *, labelled: bool, num_proc: int | None = None
 ) -> datasets.Dataset:
-    """Converts rows to feature rows with `row_id` (their position) and `number` (the source row's number in its file).
+    """Converts checked rows to feature rows with `row_id` (position) and `number` (of the source row in its file).
 
     The cache key covers the rows, the processor, the task's options and state, the toolkit's code and the
-    versions of the libraries that tokenise.
-
-    Args:
-        rows: checked rows.
-        task: converts them.
-        processor: the run's processor.
-        labelled: whether the rows have labels.
-        num_proc: number of processes; None uses this process.
+    versions of the libraries that tokenise. `num_proc` is the number of processes; None uses this one.
 
     Raises:
         DataError: if a task that regroups rows finds all of them too short.

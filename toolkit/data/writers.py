@@ -45,11 +45,7 @@ class OutputTable:
 
 
 def check_format(path: Path) -> None:
-    """Checks that tables can be written to a file of this name.
-
-    Raises:
-        InputError: if the suffix is unknown, or its library is not installed.
-    """
+    """Raises InputError if tables cannot be written to a file of this name: unknown suffix, or missing library."""
     if path.suffix.lower() not in WRITERS:
         received = f"received {path.name!r}, which has an unsupported format"
         raise InputError(f"--output: {received}; expected a name that ends in {join(list(WRITERS))}")
@@ -71,11 +67,7 @@ def write_table(path: Path, table: OutputTable) -> None:
 
 
 def check_excel(rows: Iterable[OutputRow]) -> None:
-    """Checks that an Excel sheet can hold rows.
-
-    Raises:
-        DataError: if there are too many, or a cell is too long.
-    """
+    """Raises DataError if an Excel sheet cannot hold the rows: too many, or a cell is too long."""
     for number, row in enumerate(rows, start=1):
         if number >= EXCEL_ROWS:
             raise DataError(f"an Excel sheet holds at most {EXCEL_ROWS - 1:,} rows; write .csv or .parquet instead")

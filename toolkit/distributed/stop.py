@@ -138,10 +138,8 @@ class StopSignal:
 class DeferredStop:
     """Keeps a stop signal after training until the model is written; from then on, the signal ends the run at once.
 
-    During training, the handlers of `StopSignal` replace these. Before, signals do what they did without them.
-
-    Args:
-        resume: how the run can be finished later; empty if it cannot.
+    During training, the handlers of `StopSignal` replace these. Before, the previous handlers apply. `resume` says how
+    the run can be finished later; empty if it cannot.
     """
 
     def __init__(self, resume: str) -> None:
@@ -165,11 +163,7 @@ class DeferredStop:
         self._is_trained, self._received, self._first = True, received, time.monotonic()
 
     def model_is_kept(self) -> None:
-        """Ends the run if a signal has arrived: the model is written.
-
-        Raises:
-            Interrupted: if so; also later, when a signal arrives.
-        """
+        """Raises Interrupted if a signal has arrived, now that the model is written; later signals raise it at once."""
         self._is_kept = True
         if self._received:
             self._interrupt()

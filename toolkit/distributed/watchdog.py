@@ -100,12 +100,7 @@ class Beat:
 
 
 class Beats:
-    """The socket of this rank, and the addresses of all. Every rank must make it.
-
-    Args:
-        rank: this rank.
-        stacks: descriptor of this rank's file in memory for stacks, or None.
-    """
+    """Sends and receives beats of a rank by UDP, after a meeting in which all ranks exchange their addresses."""
 
     def __init__(self, rank: int, stacks: int | None) -> None:
         self._socket = socket.socket(_family(), socket.SOCK_DGRAM)
@@ -233,13 +228,9 @@ def write_own(folder: Path, rank: int) -> None:
 
 
 def fetch(folder: Path, peer: Peer) -> None:
-    """Makes a process of this machine write its main thread's stack; lets the process go on if it is stopped.
+    """Makes a process of this machine, also a stopped one, write its main thread's stack, and copies it.
 
-    The stack is copied into a folder, unless the process has written those of all its threads there by itself.
-
-    Args:
-        folder: the folder.
-        peer: the process.
+    Nothing is copied if the process has written the stacks of all its threads by itself.
     """
     if peer.stacks is None:
         return

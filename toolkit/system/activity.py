@@ -123,11 +123,7 @@ class Activity:
 
 
 class Neighbour:
-    """Another process of this machine, as the system sees it.
-
-    Args:
-        pid: its id.
-    """
+    """Another process of this machine, as the system sees it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -211,8 +207,7 @@ class StartWatch:
     def problem(self, elapsed: float) -> str:
         """Returns a message about ranks that were stopped for too long while others were not, or nothing.
 
-        Args:
-            elapsed: seconds since the last call, in which this process was not stopped itself.
+        `elapsed` are the seconds since the last call, in which this process was not stopped itself.
         """
         self._since_look += elapsed
         if self._since_look < LOOK_SECONDS:

@@ -53,11 +53,7 @@ def launched_processes(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def refuse_launcher(command: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuses a command that several processes run at once, of which each would do all of its work.
-
-    Raises:
-        InputError: if a launcher has started several.
-    """
+    """Raises InputError if a launcher has started several processes, which would all do a command's work."""
     if int(environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(f"toolkit {command} runs in one process; start it without a launcher")
 
@@ -87,13 +83,9 @@ def slurm_rank(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def run_ranks(command: Sequence[str], processes: int, all_print: bool = False) -> int:
     """Runs a command as the ranks of one run and waits until all have ended.
 
-    The first rank prints to this process's output. That of the others is shown only if one of them fails first. They
-    receive a stop signal once, and a second one kills them. They are also ended when this process dies.
-
-    Args:
-        command: the program and its arguments.
-        processes: number of ranks.
-        all_print: whether all ranks print to this process's output, for a log.
+    The first rank prints to this process's output, and with `all_print` all do. The output of the others is shown only
+    if one of them fails first. They receive a stop signal once, and a second one kills them. They are also ended when
+    this process dies.
 
     Returns:
         The exit code of the rank that failed first, or 0; negative for a signal that was not sent to this process.
@@ -117,7 +109,7 @@ def run_ranks(command: Sequence[str], processes: int, all_print: bool = False) -
 
 
 def _reserved_port() -> socket.socket:
-    """Returns a socket with a free port, which the system gives to nobody who asks for any port until it is closed.
+    """Returns a socket that holds a free port until it is closed.
 
     It does not listen and has SO_REUSEADDR, so that the first rank, which asks for this port and sets the same option
     (as torch does), can listen at it.

@@ -82,13 +82,7 @@ class MemoryWatch:
             self._training = False
 
     def use(self, model: nn.Module, optimizer_state: int, checkpoint_copy: int = 0) -> MemoryUse:
-        """Returns the memory use so far.
-
-        Args:
-            model: the model, whose parameters and buffers are counted.
-            optimizer_state: bytes of its optimizer's state.
-            checkpoint_copy: bytes of CPU memory of the copy of a checkpoint.
-        """
+        """Returns the memory use so far; `optimizer_state` and `checkpoint_copy` (in CPU memory) are bytes."""
         return MemoryUse(
             parameters=_bytes(model.parameters()) + _bytes(model.buffers()),
             gradients=_bytes(parameter for parameter in model.parameters() if parameter.requires_grad),

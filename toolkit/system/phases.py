@@ -107,11 +107,7 @@ class _Phase:
 
 
 def phase(name: str) -> AbstractContextManager[None]:
-    """Counts the time inside as a phase; does nothing outside a training, or in another thread.
-
-    Args:
-        name: key of `PHASES`.
-    """
+    """Counts the time inside as a phase, a key of `PHASES`; does nothing outside a training, or in another thread."""
     clock = _CLOCK.get()
     return _NONE if clock is None else _Phase(clock, name)
 

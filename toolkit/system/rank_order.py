@@ -26,15 +26,10 @@ LIMIT_SECONDS = 24 * 60 * 60
 
 
 def wait_for_main(accelerator: Accelerator) -> None:
-    """Returns when the main process has called this, too; the main process does not wait for the others.
+    """Waits until the main process has called this, too, or raises RunError after a day.
 
-    A collective must follow: it waits if the store is lost, which is so when a launcher that hosts it was killed.
-
-    Args:
-        accelerator: the run's Accelerator; every process calls this the same number of times.
-
-    Raises:
-        RunError: if the main process does not come within a day.
+    Every process calls this the same number of times; the main process does not wait. A collective must follow: it
+    waits if the store is lost, for instance when a launcher that hosts it was killed.
     """
     if accelerator.num_processes > 1:
         from torch.distributed import DistError
@@ -47,11 +42,7 @@ def wait_for_main(accelerator: Accelerator) -> None:
 def local_main_first(accelerator: Accelerator) -> Iterator[None]:
     """Lets the first process of each node run the block before the other processes of the node begin it.
 
-    Args:
-        accelerator: the run's Accelerator; every process enters the block the same number of times.
-
-    Raises:
-        RunError: if the first process does not end the block within a day.
+    Every process enters the block the same number of times. RunError is raised after a day.
     """
     if accelerator.num_processes == 1:
         yield
@@ -67,12 +58,9 @@ def local_main_first(accelerator: Accelerator) -> Iterator[None]:
 
 
 def from_local_main(accelerator: Accelerator, make: Callable[[], T], place: str) -> T | str:
-    """Returns what `make` returns on the first process of each node, and its text on the others, which wait for it.
+    """Returns the result of `make` on the first process of each node, and its text on the others, which wait.
 
-    Args:
-        accelerator: the run's Accelerator; every process calls this the same number of times.
-        make: called on the first process of each node; `str` of what it returns is sent.
-        place: name of the call.
+    Every process calls this the same number of times; `place` names the call.
     """
     if accelerator.num_processes == 1:
         return make()

@@ -147,13 +147,7 @@ MILLI = 1e-3
 
 
 class Gpu:
-    """One GPU of NVIDIA's, as NVML sees it.
-
-    Args:
-        nvml: the module `pynvml`, initialised.
-        handle: NVML's handle of the GPU.
-        name: its unique name.
-    """
+    """One GPU of NVIDIA's, as NVML sees it: the initialised module `pynvml`, its handle, and its unique name."""
 
     def __init__(self, nvml: Any, handle: Any, name: str) -> None:
         self.name = name
@@ -224,11 +218,7 @@ ESTIMATED = (
 
 
 class Rapl:
-    """The energy counters of processors and memory that Linux shows in /sys/class/powercap.
-
-    Args:
-        zones: the folders of the counters.
-    """
+    """The energy counters of processors and memory that Linux shows in /sys/class/powercap, each a folder."""
 
     source = "CPU and memory: measured (RAPL), the whole machine"
 
@@ -263,11 +253,7 @@ class Rapl:
 
 
 class Estimate:
-    """Estimates the energy of this process's share of the machine from the time for which it computes.
-
-    Args:
-        rank: of the process.
-    """
+    """Estimates the energy of a rank's share of the machine from the time for which it computes."""
 
     source = f"CPU and memory: {ESTIMATED}"
 
@@ -277,13 +263,7 @@ class Estimate:
         self._sum = 0.0
 
     def add(self, elapsed: float, busy: float, resident: float) -> None:
-        """Adds the energy of a time.
-
-        Args:
-            elapsed: its length in seconds.
-            busy: seconds of processor time in it.
-            resident: bytes of memory.
-        """
+        """Adds the energy of `elapsed` seconds with `busy` seconds of processor time and `resident` bytes."""
         memory_watts = WATTS_PER_GB * resident * 1e-9
         self._sum += elapsed * (self._idle_watts + memory_watts) + busy * (BUSY_WATTS - IDLE_WATTS)
 
@@ -369,11 +349,9 @@ class SystemWatch:
         return time.monotonic() - self._began if self._began else 0.0
 
     def begin(self, path: Path, step: Callable[[], int]) -> None:
-        """Starts to measure, and to write samples; the first one describes the time since this object was built.
+        """Starts to measure, and to add samples to a file; the first one covers the time since this object was built.
 
-        Args:
-            path: the file; lines are added to one that exists.
-            step: returns the step that the run has come to.
+        `step` returns the current step of the run.
         """
         self._began = time.monotonic()
         if self.interval is None:
@@ -478,7 +456,7 @@ class SystemWatch:
     def _write_waiting(self) -> None:
         """Writes the lines of the last samples.
 
-        The lines of a process that does not compute wait: a process that writes is never taken for a stalled one
+        Those of a process that does not compute wait: a process that writes is never taken for a stalled one
         (`toolkit.distributed.watchdog`).
         """
         lines, self._waiting = self._waiting, bytearray()

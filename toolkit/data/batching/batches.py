@@ -40,7 +40,7 @@ def collate(
         task: collates them.
         processor: the processor for the collator.
         random: random numbers of the rows.
-        kept: what the rows' files contain.
+        kept: cached decoded files of the rows.
         rows: all training features, from which rows to mix others with are taken; None does not mix.
     """
     mixes = rows is not None and random.training and task.mixes
@@ -71,18 +71,9 @@ def collate_or_mask(
     kept: Kept | None = None,
     rows: datasets.Dataset | None = None,
 ) -> Batch:
-    """Collates rows; an empty list gives a batch of one masked row, since models such as BERT fail on empty batches.
+    """Collates rows as `collate`; no rows give `stand_in`, masked, since models such as BERT fail on empty batches.
 
     Every label of the masked row is ignored, so its loss and its gradients are exactly zero.
-
-    Args:
-        features: the feature rows; may be empty.
-        task: collates them.
-        processor: the processor for the collator.
-        random: random numbers of the rows.
-        stand_in: the feature row to mask.
-        kept: what the rows' files contain.
-        rows: as for `collate`.
     """
     if features:
         return collate(features, task, processor, random, kept, rows)
@@ -102,19 +93,16 @@ def split_batch(
     size: int,
     budget: Budget | None = None,
 ) -> Iterator[Batch]:
-    """Splits a training micro-batch into smaller parts, each collated and padded separately.
+    """Yields a training micro-batch in smaller parts, each collated and padded separately.
 
     Args:
         features: the training features.
         task: collates them.
         processor: the processor for the collator.
         random: random numbers of the rows in the epoch of the micro-batch.
-        batch: the micro-batch, with `row_ids` `[B]`.
+        batch: the micro-batch, with `row_ids` `[B]`; it is the only part if it is small enough.
         size: maximum number of rows of a part, or of tokens if there is a budget.
-        budget: what cut the micro-batch, or None.
-
-    Yields:
-        The parts, in order; the micro-batch itself if it is small enough.
+        budget: the budget that cut the micro-batch, or None.
     """
     ids = batch["row_ids"].tolist()
     if ids == [-1]:
@@ -159,14 +147,7 @@ def _loader(
 
 
 def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh, budget: Budget | None = None) -> Order:
-    """Returns the order of the training rows.
-
-    Args:
-        features: the training features.
-        cfg: resolved configuration.
-        mesh: arrangement of the processes.
-        budget: cuts windows into micro-batches; which rows a window has does not depend on it.
-    """
+    """Returns the order of the training rows; a budget cuts windows into micro-batches, but keeps their rows."""
     train = cfg.train
     return Order(
         num_rows=len(features),
@@ -182,13 +163,9 @@ def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh, budget: 
 
 
 class Windows:
-    """The windows of an epoch from where a sampler starts, each a list of this rank's micro-batches.
+    """The windows of an epoch from the sampler's start, each a list of this rank's micro-batches.
 
     A window is complete before it is trained on.
-
-    Args:
-        loader: loads the sampler's micro-batches.
-        sampler: determines where an iteration starts.
     """
 
     def __init__(self, loader: WatchedLoader, sampler: WindowSampler) -> None:

@@ -47,12 +47,7 @@ def lengths_of(features: datasets.Dataset) -> np.ndarray:
 
 
 def tokens_of(lengths: Sequence[Sequence[int]], unpadded: bool) -> int:
-    """Returns the tokens of a micro-batch: those of its rows or, where rows are padded, those of the padded batch.
-
-    Args:
-        lengths: lengths of each row's sides.
-        unpadded: whether the model computes on rows without padding.
-    """
+    """Returns the tokens of a micro-batch with row lengths `[rows, sides]`, padding included unless `unpadded`."""
     if unpadded:
         return sum(map(sum, lengths))
     return len(lengths) * sum(max(side) for side in zip(*lengths, strict=True))
@@ -80,13 +75,7 @@ class Budget:
     multiple: int = 1
 
     def micro_batches(self, rows: Iterable[int], data_rank: int, data_size: int) -> list[list[int]]:
-        """Returns the micro-batches of a data rank, at least one; they are empty if there are too few rows.
-
-        Args:
-            rows: rows of a window over all ranks.
-            data_rank: the data rank.
-            data_size: number of data ranks.
-        """
+        """Returns a data rank's micro-batches of a window's rows, at least one; empty if there are too few rows."""
         shares = self.shares(rows, data_size)
         own = self.cut(shares[data_rank])
         count = max(len(self.cut(share)) for share in shares) if self.equal_counts else len(own)
@@ -111,12 +100,7 @@ class Budget:
     def cut(self, rows: Iterable[int], tokens: int | None = None) -> list[list[int]]:
         """Packs rows into micro-batches: each row, longest first, into the first one with room (first-fit decreasing).
 
-        Args:
-            rows: rows of one data rank.
-            tokens: the largest number of tokens, if it is not that of the budget.
-
-        Returns:
-            The micro-batches; none if there are no rows.
+        `tokens` replaces the limit of the budget. No rows give no micro-batches.
         """
         limit = self.tokens if tokens is None else tokens
         bins: list[list[int]] = []
@@ -146,15 +130,7 @@ class Budget:
 def training_budget(
     features: datasets.Dataset, cfg: Config, mesh: Mesh, modality: str, unpadded: bool
 ) -> Budget | None:
-    """Returns the budget of a run's training, or None if it has none.
-
-    Args:
-        features: the training features.
-        cfg: resolved configuration.
-        mesh: arrangement of the processes.
-        modality: the task's modality.
-        unpadded: whether layers and their attention compute on rows without padding.
-    """
+    """Returns the budget of a run's training, or None; `unpadded` says whether layers and attention skip padding."""
     tokens, parallel = cfg.train.max_tokens_per_batch, cfg.parallel
     if tokens is None:
         return None
@@ -171,12 +147,7 @@ def training_budget(
 
 
 def largest(train: TrainConfig, longest: int) -> int:
-    """Returns the rows of the largest micro-batch: those of the longest rows.
-
-    Args:
-        train: the settings of training.
-        longest: tokens of the longest row.
-    """
+    """Returns the rows of the largest micro-batch, which has rows of `longest` tokens."""
     if train.max_tokens_per_batch is None:
         return train.per_device_train_batch_size
     return min(_own_rows(train), max(1, train.max_tokens_per_batch // max(1, longest)))
@@ -194,14 +165,7 @@ def _own_rows(train: TrainConfig) -> int:
 
 
 def over_budget(key: str, tokens: int | None, features: datasets.Dataset, modality: str) -> list[str]:
-    """Returns a note if rows are longer than a budget.
-
-    Args:
-        key: dotted key of the budget.
-        tokens: the budget, or None.
-        features: the feature rows.
-        modality: the task's modality.
-    """
+    """Returns a note if rows are longer than the budget of the setting `key`, or nothing."""
     if tokens is None:
         return []
     lengths = np.asarray(features["length"][:])
@@ -219,12 +183,7 @@ _ATTRIBUTE = "pads_to_multiple_of"
 
 
 def padding_to(tokenizer: PreTrainedTokenizerBase, multiple: int | None) -> PreTrainedTokenizerBase:
-    """Returns a tokenizer with which the text modalities pad batches to a multiple of this many tokens.
-
-    Args:
-        tokenizer: the run's processor; it does not change.
-        multiple: the number, or None to pad to the longest row.
-    """
+    """Returns a copy of a tokenizer with which the text modalities pad batches to a multiple of this many tokens."""
     if multiple is None:
         return tokenizer
     padding = copy.copy(tokenizer)

@@ -49,9 +49,7 @@ def num_workers(train: TrainConfig, task: Task, device: torch.device) -> int:
 
 
 class WatchedLoader(DataLoader):
-    """A data loader that does not wait for workers that have stopped.
-
-    It waits for workers that compute, however long they take.
+    """A data loader that waits for workers that compute, however long they take, but not for stopped ones.
 
     Args:
         dataset: the rows.
@@ -124,12 +122,7 @@ def _killed(what: str) -> RunError:
 
 
 def _watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
-    """Yields the batches of a loader's iterator.
-
-    Raises:
-        DataError: if a row cannot be read.
-        RunError: if no batch comes although no worker computes, or a worker was killed while it passed one on.
-    """
+    """Yields a loader's batches; raises DataError for a row, RunError if a worker was killed or none computes."""
     processes: Sequence[Any] = iterator._workers
     seconds, polls = _seconds(processes), 0
     try:
@@ -182,14 +175,7 @@ def _seconds(processes: Sequence[Any]) -> float:
 
 
 def _end(iterator: Any, useless: bool = False) -> None:
-    """Ends the workers of a loader's iterator.
-
-    Those that are stopped heed nothing but a kill, and would be left behind.
-
-    Args:
-        iterator: the iterator.
-        useless: whether no worker answers.
-    """
+    """Ends a loader's workers: kills stopped ones, which ignore all else, and if `useless` all of them."""
     for process in iterator._workers:
         if useless or _state(process) == "stopped":
             if iterator._worker_pids_set:  # otherwise torch would raise an error when they are gone

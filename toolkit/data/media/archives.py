@@ -111,11 +111,7 @@ class Part:
         return cls(found["archive"], int(found["offset"]), int(found["size"]), *numbers)
 
     def read(self) -> bytes:
-        """Returns the content.
-
-        Raises:
-            OSError: if the archive cannot be read, or is not as it was.
-        """
+        """Returns the content; raises OSError if the archive cannot be read, or has changed."""
         content = _opened(self.archive).read(self.size, self.offset)
         if self.unpacked is not None:
             content = _inflated(content, self.unpacked)
@@ -166,13 +162,10 @@ def reopen(archive: Path) -> None:
 
 
 def members(archive: Path) -> Mapping[str, Member]:
-    """Returns the files of an archive by name, sorted.
+    """Returns the files of an archive by name, sorted; raises DataError if it cannot be read to its end.
 
-    If all files are in one folder, with folders of classes inside, as `tar cf train.tar train` makes it, that folder is
-    left out of the names. Files that are skipped do not count.
-
-    Raises:
-        DataError: if the archive cannot be read to its end.
+    If all files are in one folder, with folders of classes inside, as `tar cf train.tar train` makes it, the names
+    omit that folder. Skipped files do not count.
     """
     facts = archive.stat()
     return _members(archive.absolute(), facts.st_size, facts.st_mtime_ns, facts.st_ino)

@@ -1,9 +1,9 @@
-"""Keeps what rows' files contain, once it has been read, for later epochs and evaluations of the same run.
+"""Caches decoded media files across the epochs and evaluations of a run.
 
 Arrays are in one temporary file without a name, which all processes of a node share: their loader workers inherit it.
 It belongs to one run and is gone when the run's processes are. An array is written before its entry, which has its
-checksum; whatever does not agree with its checksum is read from its own file again. Where nothing can be kept, because
-the limit or the disk has been reached, rows are read again as well.
+checksum; a file whose array does not match its checksum is decoded again, as are all rows once the limit or the disk
+is full.
 """
 
 from __future__ import annotations
@@ -39,13 +39,7 @@ _CHECKSUM = struct.Struct("<I")
 
 
 class KeptArrays:
-    """A file of arrays, by number.
-
-    Args:
-        file: descriptor of the file, which is closed with this object.
-        count: number of arrays that may be kept.
-        limit: largest size of the file in bytes.
-    """
+    """Caches up to `count` arrays by number in a file of at most `limit` bytes, closed with this object."""
 
     def __init__(self, file: int, count: int, limit: int) -> None:
         self._file: int | None = file
@@ -60,7 +54,7 @@ class KeptArrays:
         return self.__dict__ | {"_file": None}  # workers that are not forks read every time
 
     def get(self, number: int) -> np.ndarray | None:
-        """Returns an array, or None if it is not kept."""
+        """Returns an array, or None if it is not cached."""
         if self._file is None:
             return None
         with suppress(OSError):
@@ -76,7 +70,7 @@ class KeptArrays:
         return None
 
     def put(self, number: int, array: np.ndarray) -> None:
-        """Keeps an array, if there is room for it."""
+        """Caches an array, if there is room for it."""
         if self._file is None or self._is_full or str(array.dtype) not in TYPES or array.ndim > AXES:
             return
         array = np.ascontiguousarray(array)
@@ -110,18 +104,13 @@ class KeptArrays:
 
 @dataclass(frozen=True)
 class KeptRows:
-    """The part of kept arrays that belongs to one set of rows.
-
-    Args:
-        arrays: the arrays.
-        first: number of the array of the first row.
-    """
+    """The part of the cache for one set of rows, from array number `first`."""
 
     arrays: KeptArrays
     first: int
 
     def decoded(self, row_id: int, read: Callable[[], np.ndarray | None]) -> np.ndarray | None:
-        """Returns what was kept of a row, or what `read` returns, which is kept from now on."""
+        """Returns the cached array of a row, or that of `read`, which is cached from now on."""
         array = self.arrays.get(self.first + row_id)
         if array is None and (array := read()) is not None:
             self.arrays.put(self.first + row_id, array)
@@ -129,15 +118,9 @@ class KeptRows:
 
 
 def keep_rows(sizes: dict[str, int], setting: str, accelerator: Accelerator) -> dict[str, KeptRows]:
-    """Creates the kept rows of a run, which the processes of a node share.
+    """Creates the cache that the processes of a node share; returns its part of each set, by name.
 
-    Args:
-        sizes: number of rows of each set, by its name.
-        setting: `data.media_cache`.
-        accelerator: the run's; all processes call this together.
-
-    Returns:
-        The kept rows by name of the set; none if the setting is 0, or if no temporary file can be made.
+    There is none if `data.media_cache` (`setting`) is 0 or no temporary file can be made. Every process must call this.
     """
     if setting == "0":
         return {}

@@ -54,11 +54,7 @@ def with_former_names(text: str, copies: Path | None) -> str:
 
 @contextmanager
 def named_as_before(copies: Path | None) -> Iterator[None]:
-    """Applies `with_former_names` to errors.
-
-    Raises:
-        DataError: as inside the block.
-    """
+    """Applies `with_former_names` to the DataErrors of the block."""
     try:
         yield
     except DataError as error:
@@ -78,16 +74,9 @@ _OF_THE_MACHINE = frozenset(
 
 
 def refuse_failure(name: str, error: BaseException) -> None:
-    """Raises if a file could not be read for a reason that is not in the file; otherwise does nothing.
+    """Raises DataError if a file could not be read for a reason outside the file; otherwise does nothing.
 
     Bad rows are cached, and would stay bad when the machine can read the file again.
-
-    Args:
-        name: the file's name, for the message.
-        error: what reading it raised.
-
-    Raises:
-        DataError: if memory ran out, or the system could not read or open the file just now.
     """
     if isinstance(error, MemoryError):
         raise DataError(
@@ -116,11 +105,8 @@ SHOWN_CHARS = 80
 def read_folder(folder: Path, labelled: bool = True) -> Iterator[RawRow]:
     """Streams the image and audio files of a folder in the order of their names, as `image` or `audio` and `label`.
 
-    Hidden files, system files and notes (.txt, .md) are skipped; a file with any other suffix is a bad row.
-
-    Args:
-        folder: the folder, with files in `<class>/<file>` and deeper if they are labelled, and anywhere otherwise.
-        labelled: whether rows have a `label`, the name of the first folder.
+    Labelled files are in `<class>/<file>` and deeper, others anywhere. Hidden files, system files and notes (.txt, .md)
+    are skipped; a file with any other suffix is a bad row.
 
     Raises:
         DataError: if labelled files are needed, but the folder has no folders of classes.
@@ -140,15 +126,7 @@ def is_archive(path: Path) -> bool:
 
 
 def read_archive(archive: Path, labelled: bool = True) -> Iterator[RawRow]:
-    """Streams the image and audio files of an archive, as `read_folder` does for the folder that it was made from.
-
-    Args:
-        archive: the .tar or .zip file.
-        labelled: as for `read_folder`.
-
-    Raises:
-        DataError: if it is damaged, or labelled files are needed, but it has no folders of classes.
-    """
+    """Streams the image and audio files of an archive as `read_folder`; raises DataError also if it is damaged."""
     reopen(archive)
     found = {name: member.reason for name, member in members(archive).items() if not is_skipped(name)}
     if labelled and not any("/" in name for name in found):
@@ -159,10 +137,7 @@ def read_archive(archive: Path, labelled: bool = True) -> Iterator[RawRow]:
 
 
 def read_files(paths: Iterable[Path]) -> Iterator[RawRow]:
-    """Streams image and audio files without labels, numbered from 1; folders are read to any depth.
-
-    The paths in the rows are absolute if the given ones are.
-    """
+    """Streams image and audio files without labels, numbered from 1, with absolute paths if the given ones are."""
     numbers = count(1)
     for path in paths:
         rows = read_folder(path, labelled=False) if path.is_dir() else [_row(1, path.name, labelled=False)]
@@ -238,7 +213,7 @@ def content_digest(
         columns: its columns of paths.
         folder: the folder that relative paths start from.
         copies: as for `reference`.
-        how: what counts of a file, `data.fingerprint`.
+        how: `data.fingerprint`, which decides what counts of a file.
 
     Raises:
         DataError: if the machine could not read a file just now.
@@ -266,11 +241,7 @@ def paths_in(rows: Iterable[RawRow], columns: Iterable[str], folder: Path) -> It
 
 
 def file_digest(path: Path, how: Fingerprint) -> str:
-    """Returns the sha256, in hexadecimal, of a file's bytes (`content`), or of its path, size and time (`stat`).
-
-    Raises:
-        OSError: if it cannot be read.
-    """
+    """Returns the sha256, in hexadecimal, of a file's bytes (`content`), or of its path, size and time (`stat`)."""
     if how == "stat":
         facts = path.stat()
         return sha256(f"{path.absolute()}:{facts.st_size}:{facts.st_mtime_ns}".encode(errors="surrogateescape"))
@@ -331,11 +302,7 @@ def _shown(name: str) -> str:
 
 
 def open_file(file: Mapping[str, Any]) -> BinaryIO:
-    """Opens a row's file for reading.
-
-    Raises:
-        OSError: if it cannot be opened, for instance because it no longer exists.
-    """
+    """Opens a row's file for reading; raises OSError if that fails, for instance because it no longer exists."""
     if file["bytes"] is not None:
         return io.BytesIO(file["bytes"])
     part = Part.of(file["path"])

@@ -19,11 +19,7 @@ _IPC = b"ARROW1"
 
 
 def read(file: Path, reading: Reading) -> Iterator[RawRow]:
-    """Streams the rows of a file, numbered from 1, with class names instead of class numbers.
-
-    Raises:
-        DataError: if the file is not valid, or a column has no name.
-    """
+    """Streams the rows of a parquet file, numbered from 1, with class names instead of class numbers."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -36,11 +32,7 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
 
 
 def read_ipc(file: Path, reading: Reading) -> Iterator[RawRow]:
-    """Streams the rows of an Arrow IPC file or stream (Feather version 2, the files of `datasets`), as `read` does.
-
-    Raises:
-        DataError: if the file is not valid, or a column has no name.
-    """
+    """Streams the rows of an Arrow IPC file or stream (Feather version 2, the files of `datasets`), as `read` does."""
     import pyarrow as pa
 
     try:
@@ -56,11 +48,7 @@ def read_ipc(file: Path, reading: Reading) -> Iterator[RawRow]:
 
 
 def _sound(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields small parts of batches that may be read: their offsets and indices stay within them.
-
-    Raises:
-        pyarrow.ArrowInvalid: if one does not.
-    """
+    """Yields small parts of batches whose offsets and indices stay within them; raises ArrowInvalid for others."""
     for batch in batches:
         for column in batch.columns:
             _validate(column)
@@ -81,11 +69,7 @@ def _validate(column: pa.Array) -> None:
 
 
 def _features(file: Path, schema: pa.Schema) -> Mapping[str, Any]:
-    """Returns the features of `datasets` that a file describes, if it does.
-
-    Raises:
-        DataError: if its description is not valid, or a column has no name.
-    """
+    """Returns the features of `datasets` that a file describes, if it does; raises DataError if they are not valid."""
     import datasets
 
     check_names(file, schema.names)

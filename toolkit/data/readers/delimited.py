@@ -36,14 +36,7 @@ def recognise(file: Path, reading: Reading) -> Reading:
 
     The delimiter is the one that divides the header in several columns; if several do, the one that divides the first
     rows in the same number of columns. A tab-separated file has no quoting if one of its quotes is never closed, or
-    followed by text, and none is doubled.
-
-    Args:
-        file: the file.
-        reading: how to read it.
-
-    Raises:
-        DataError: if the file's encoding is not recognised.
+    followed by text, and none is doubled. Raises DataError if the encoding is not recognised.
     """
     encoding = text_encoding(file, reading.encoding)
     facts = file.stat()
@@ -83,11 +76,7 @@ def _quoting(file: Path, reading: Reading, delimiter: str) -> Literal["minimal",
 
 
 def read(file: Path, reading: Reading) -> Iterator[RawRow]:
-    """Streams the rows of a file; arguments and errors are those of `recognise`.
-
-    Raises:
-        DataError: also if the header cannot be read, or two columns have the same name.
-    """
+    """Streams the rows of a file; raises DataError if the header cannot be read, or two columns have the same name."""
     reading = recognise(file, reading)
     with open_text(file, str(reading.encoding), newline="") as opened:
         records = _records(opened, str(reading.delimiter), reading.quoting)

@@ -42,13 +42,7 @@ class _Scan(NamedTuple):
 
 
 def open_text(file: Path, encoding: str, newline: str | None = None) -> TextIO:
-    """Opens a text file; bytes that are not UTF-8 affect only their own row (see `toolkit.data.readers.raw.not_text`).
-
-    Args:
-        file: the file.
-        encoding: the encoding that `text_encoding` returned.
-        newline: as for `open`.
-    """
+    """Opens a text file; bytes that are not UTF-8 affect only their own row (`toolkit.data.readers.raw.not_text`)."""
     if encoding == UTF_8:
         return file.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
     return file.open(encoding=encoding, newline=newline)
@@ -62,12 +56,8 @@ def recognised_encoding(found: str, given: str | None) -> list[str]:
 def text_encoding(file: Path, given: str | None) -> str:
     """Returns the Python name of a text file's encoding.
 
-    Args:
-        file: the file.
-        given: the encoding if the file is not UTF-8 and has no byte-order mark; None recognises UTF-16.
-
-    Raises:
-        DataError: if the file is in an encoding that is not known and not given, or not in the one that is given.
+    A byte-order mark and UTF-8 have priority over `given`; None recognises UTF-16, too. Raises DataError if the
+    encoding is neither known nor given, or the file does not have the given one.
     """
     facts = file.stat()
     return _text_encoding(file, given, facts.st_size, facts.st_mtime_ns)
@@ -176,9 +166,6 @@ def likely_encoding(content: bytes) -> str | None:
 
     It is a guess for messages: text of a Western European language is told from others by its few letters with accents,
     and any other encoding is detected by charset-normalizer.
-
-    Args:
-        content: bytes of the text.
     """
     from charset_normalizer import from_bytes
 

@@ -26,9 +26,6 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
 
     Numbers become their shortest text, dates ISO 8601; formulas are their last computed values, and errors count as
     empty.
-
-    Raises:
-        DataError: if openpyxl is not installed, the file is not a workbook, or it has no such sheet.
     """
     with _opened(file) as book:
         sheet = book[_sheet(file, book, reading)]

@@ -50,12 +50,9 @@ Convert = Callable[[Any], Any]
 def read(file: Path, reading: Reading) -> Iterator[RawRow]:
     """Streams the rows, numbered from 1.
 
-    Text, numbers, names of enumerations, and lists of numbers are what they are, NaN is no value; bytes
+    Text, numbers, names of enumerations, and lists of numbers are kept as they are, NaN is no value; bytes
     (variable-length or opaque) are the content of an image or audio file; 8-bit arrays of two or three axes are images;
     arrays of one axis with the attribute `sampling_rate` are recordings.
-
-    Raises:
-        DataError: if h5py is not installed, the file is not valid, or a dataset cannot be a column.
     """
     with _opened(file) as opened:
         group = _group(file, opened, reading.sheet)
@@ -98,11 +95,7 @@ def _opened(file: Path) -> Iterator[h5py.File]:
 
 @lru_cache(maxsize=4)
 def _check_heaps(file: Path, size: int, changed: int) -> None:
-    """Refuses values of variable length (heaps) in which HDF5 would search without an end.
-
-    Raises:
-        DataError: if an object of a heap does not end inside it.
-    """
+    """Rejects values of variable length (heaps) in which HDF5 would search without an end."""
     with file.open("rb") as opened:
         start, before = 0, b""
         while block := opened.read(BATCH_BYTES):

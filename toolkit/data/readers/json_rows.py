@@ -14,11 +14,7 @@ from toolkit.data.readers.raw import RawRow, Reading
 
 
 def read_jsonl(file: Path, reading: Reading) -> Iterator[RawRow]:
-    """Streams the rows of a file with one JSON object per line.
-
-    Raises:
-        DataError: if the file's encoding is not recognised.
-    """
+    """Streams the rows of a file with one JSON object per line."""
     with open_text(file, text_encoding(file, reading.encoding)) as opened:
         for number, line in enumerate(opened, start=1):
             if not line.strip():
@@ -45,11 +41,7 @@ def _kind(value: Any) -> str:
 
 
 def read_json(file: Path, reading: Reading) -> Iterator[RawRow]:
-    """Streams the rows of a list of objects, an object whose `data` is one, SQuAD's nested format, or JSON lines.
-
-    Raises:
-        DataError: if the file is none of these, or its encoding is not recognised.
-    """
+    """Streams the rows of a list of objects, an object whose `data` is one, SQuAD's nested format, or JSON lines."""
     with open_text(file, text_encoding(file, reading.encoding)) as opened:
         text = opened.read()
     try:

@@ -15,11 +15,7 @@ LINE = "text"
 
 
 def read_lines(file: Path, reading: Reading) -> Iterator[RawRow]:
-    """Streams the lines of a file that are not blank.
-
-    Raises:
-        DataError: if the file's encoding is not recognised.
-    """
+    """Streams the lines of a file that are not blank."""
     with open_text(file, text_encoding(file, reading.encoding)) as opened:
         for number, line in enumerate(opened, start=1):
             if line.strip():
@@ -27,15 +23,7 @@ def read_lines(file: Path, reading: Reading) -> Iterator[RawRow]:
 
 
 def read_aligned(files: Mapping[str, Path], reading: Reading) -> Iterator[RawRow]:
-    """Streams the rows of line-aligned files, numbered by line; lines that are blank in all files are skipped.
-
-    Args:
-        files: the files by the name of their column.
-        reading: how to read them.
-
-    Raises:
-        DataError: if the encoding of a file is not recognised.
-    """
+    """Streams the rows of line-aligned files, by column, numbered by line; lines blank in all files are skipped."""
     encodings = {file: text_encoding(file, reading.encoding) for file in files.values()}
     with ExitStack() as stack:
         files_there = (open_text(*each, _line_end(*each)) for each in encodings.items())
@@ -51,8 +39,8 @@ def read_aligned(files: Mapping[str, Path], reading: Reading) -> Iterator[RawRow
 def _line_end(file: Path, encoding: str) -> str | None:
     """Returns the `newline` of `open` for a file whose lines count.
 
-    A carriage return inside a line, as web pages have, would be a line of its own and move all later lines. Where
-    nothing but carriage returns ends lines, as in files of old Macs, they do.
+    A carriage return inside a line, as web pages have, would be a line of its own and move all later lines. It ends
+    lines only where nothing else does, as in files of old Macs.
     """
     with open_text(file, encoding, "\n") as opened:
         return "\n" if opened.readline().endswith("\n") else None
@@ -72,9 +60,6 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
     """Yields a row per text, with `tokens` from the first column and, if there are others, `tags` from the last.
 
     Columns are separated by tabs or blanks. A text in which lines differ in their number of columns is unusable.
-
-    Raises:
-        DataError: if the file's encoding is not recognised.
     """
     with open_text(file, text_encoding(file, reading.encoding)) as opened:
         lines = ((number, line.split()) for number, line in enumerate(opened, start=1))

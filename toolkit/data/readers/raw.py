@@ -53,11 +53,7 @@ def not_text(value: Any) -> str | None:
 
 
 def check_names(file: Path, names: list[str]) -> None:
-    """Checks the names of columns.
-
-    Raises:
-        DataError: if a column has no name, or two have the same one.
-    """
+    """Raises DataError if a column has no name, or two have the same one."""
     if not all(name.strip() for name in names):
         raise DataError(
             f"{file}: a column has no name; the header is {', '.join(map(repr, names))}. "
@@ -70,16 +66,7 @@ def check_names(file: Path, names: list[str]) -> None:
 
 
 def checked(rows: Iterable[RawRow], where: str, unescape_html: bool = False) -> Iterator[RawRow]:
-    """Yields rows, and adds the reason to those that are not UTF-8 text.
-
-    Args:
-        rows: numbered rows.
-        where: name of the source, for messages.
-        unescape_html: whether to decode HTML entities in all texts.
-
-    Raises:
-        DataError: at the end, if there were no rows.
-    """
+    """Yields rows, and adds the reason to those that are not UTF-8 text; raises DataError if there are none."""
     number = 0
     for number, values, reason in rows:
         for column, value in (values or {}).items():

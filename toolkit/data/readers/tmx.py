@@ -1,6 +1,6 @@
 """TMX (translation memories): a row per unit, a column per language; the file is streamed and never in memory.
 
-Entities that the document declares are refused, so that a small file cannot expand into a large one.
+Entities that the document declares are rejected, so that a small file cannot expand into a large one.
 """
 
 from __future__ import annotations
@@ -97,9 +97,6 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
     """Streams the translation units, numbered from 1, with a column for each language: `en` for `en` or `en-US`.
 
     Text keeps its words and loses its inline formatting codes. A unit with two texts in the same language is a bad row.
-
-    Raises:
-        DataError: if the file is not valid XML, or declares entities.
     """
     columns = _columns(file, reading.encoding)
     for number, unit in enumerate(_units(file, reading.encoding), start=1):
@@ -111,7 +108,7 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
 
 
 def note(file: Path, reading: Reading) -> str | None:
-    """Returns what the columns of a file are; arguments are those of `read`."""
+    """Returns a note about the columns of a file."""
     columns = _columns(file, reading.encoding)
     names = [column if column == code else f"{column} ({code})" for code, column in sorted(columns.items())]
     return f"its columns are {', '.join(names)}" if names else None
