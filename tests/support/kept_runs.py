@@ -11,14 +11,14 @@ import numpy as np
 from accelerate import Accelerator
 from finishing import finish
 
-from toolkit.data.media.cache import keep_rows
+from toolkit.data.media.cache import cache_media
 
 
 def main(output: Path) -> None:
     """Keeps rows on both processes, and writes what each sees of them as `seen-<rank>.json`."""
     accelerator = Accelerator(cpu=True)
     tempfile.tempdir = str(output)
-    sets = keep_rows({"train": 3, "validation": 2}, "1MiB", accelerator)
+    sets = cache_media({"train": 3, "validation": 2}, "1MiB", accelerator)
     own = {0: [("train", 0, 1), ("train", 2, 3)], 1: [("train", 1, 2), ("validation", 0, 4)]}
     for name, row, value in own[accelerator.process_index]:
         sets[name].decoded(row, lambda value=value: np.full(9, value, np.uint8))

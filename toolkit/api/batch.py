@@ -148,7 +148,7 @@ class Description:
 
 
 class Kept(Protocol):
-    """Keeps what the files of feature rows contain; see `toolkit.data.media.cache.KeptRows`."""
+    """Keeps what the files of feature rows contain; see `toolkit.data.media.cache.CachedRows`."""
 
     def decoded(self, row_id: int, read: Callable[[], np.ndarray | None]) -> np.ndarray | None:
         """Returns what was kept of a row, or else what `read` returns."""

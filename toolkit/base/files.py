@@ -11,10 +11,13 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _SUFFIX = "toolkit-tmp"
 """Suffix of files that are not complete yet; used for nothing else."""
@@ -183,6 +186,18 @@ def _integer(text: str) -> int:
 
 def _inside(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def cached_while_unchanged(function: F) -> F:
+    """Caches a function of a file and hashable arguments until the file's inode, size or modification time changes."""
+    cached = lru_cache(maxsize=16)(lambda state, *arguments: function(*arguments))
+
+    @wraps(function)
+    def call(file: Path, *arguments: Hashable) -> Any:
+        facts = file.stat()
+        return cached((facts.st_ino, facts.st_size, facts.st_mtime_ns), file, *arguments)
+
+    return call  # type: ignore[return-value]
 
 
 @contextmanager

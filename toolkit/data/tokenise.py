@@ -15,7 +15,7 @@ from toolkit.base.errors import DataError
 from toolkit.base.files import sha256
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
-from toolkit.data.media.cache import keep_rows
+from toolkit.data.media.cache import cache_media
 from toolkit.data.row_cache import code_fingerprint, from_cache, processor_fingerprint
 from toolkit.data.table import NUMBER, progress_bars
 from toolkit.system.environment import versions
@@ -52,7 +52,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
         features["train"] = _with_classes(features["train"], rows.splits["train"], task)
     kept = {}
     if reads_files(task):
-        kept = keep_rows({name: len(part) for name, part in features.items()}, cfg.data.media_cache, accelerator)
+        kept = cache_media({name: len(part) for name, part in features.items()}, cfg.data.media_cache, accelerator)
     evals = {
         name: EvalData(rows.splits[name], part, processor, kept=kept.get(name))
         for name, part in features.items()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from toolkit.data.media import cache
-from toolkit.data.media.cache import KeptArrays, keep_rows, limit_of
+from toolkit.data.media.cache import MediaCache, cache_media, limit_of
 
 ONE_PROCESS = SimpleNamespace(num_processes=1)
 ARRAYS = [
@@ -34,7 +34,7 @@ def same(one, other) -> bool:
 
 
 def test_arrays_are_read_as_they_were_kept():
-    arrays = KeptArrays(file(), 9, 2**20)
+    arrays = MediaCache(file(), 9, 2**20)
     assert arrays.get(3) is None
     for number, array in enumerate(ARRAYS):
         arrays.put(2 * number, array)
@@ -47,7 +47,7 @@ def test_arrays_are_read_as_they_were_kept():
 
 def test_a_row_is_read_once_and_each_set_has_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    sets = keep_rows({"train": 2, "validation": 3}, "1MiB", ONE_PROCESS)
+    sets = cache_media({"train": 2, "validation": 3}, "1MiB", ONE_PROCESS)
     assert list(tmp_path.iterdir()) == []  # nobody else sees it
     reads = []
 
@@ -64,7 +64,7 @@ def test_a_row_is_read_once_and_each_set_has_its_own(tmp_path, monkeypatch):
 
 
 def test_processes_see_what_others_keep():
-    arrays = KeptArrays(file(), 200, 2**20)
+    arrays = MediaCache(file(), 200, 2**20)
 
     def fill(numbers):
         for number in numbers:
@@ -82,7 +82,7 @@ def test_processes_see_what_others_keep():
 
 
 def test_the_limit_is_kept():
-    arrays = KeptArrays(file(), 10, 3000)
+    arrays = MediaCache(file(), 10, 3000)
     for number in range(10):
         arrays.put(number, np.full(1000, number, np.uint8))
     assert [number for number in range(10) if arrays.get(number) is not None] == [0, 1]
@@ -91,7 +91,7 @@ def test_the_limit_is_kept():
 
 @pytest.mark.parametrize("name", ["pwrite", "pread", "preadv"])
 def test_a_disk_that_fails_only_means_that_nothing_is_kept(name, monkeypatch):
-    arrays = KeptArrays(file(), 2, 2**20)
+    arrays = MediaCache(file(), 2, 2**20)
     arrays.put(0, ARRAYS[0])
 
     def fails(*arguments):
@@ -103,7 +103,7 @@ def test_a_disk_that_fails_only_means_that_nothing_is_kept(name, monkeypatch):
 
 
 def test_half_a_write_is_not_read(monkeypatch):
-    arrays = KeptArrays(file(), 2, 2**20)
+    arrays = MediaCache(file(), 2, 2**20)
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, data, place: write(file, bytes(data)[: len(data) // 2], place))
     arrays.put(0, ARRAYS[0])
@@ -112,7 +112,7 @@ def test_half_a_write_is_not_read(monkeypatch):
 
 
 def test_no_flipped_bit_is_read():
-    arrays = KeptArrays(file(), 1, 2**20)
+    arrays = MediaCache(file(), 1, 2**20)
     arrays.put(0, ARRAYS[0])
     content = os.pread(arrays._file, 4096, 0)
     for place in range(8, len(content)):
@@ -123,7 +123,7 @@ def test_no_flipped_bit_is_read():
 
 
 def test_a_copy_for_a_process_that_is_no_fork_keeps_nothing():
-    arrays = KeptArrays(file(), 1, 2**20)
+    arrays = MediaCache(file(), 1, 2**20)
     arrays.put(0, ARRAYS[0])
     copy = pickle.loads(pickle.dumps(arrays))
     copy.put(0, ARRAYS[0])
@@ -133,11 +133,11 @@ def test_a_copy_for_a_process_that_is_no_fork_keeps_nothing():
 
 def test_limits(tmp_path, monkeypatch):
     assert limit_of("3MiB", tmp_path) == 3 * 2**20
-    assert keep_rows({"train": 3}, "0", ONE_PROCESS) == {}
+    assert cache_media({"train": 3}, "0", ONE_PROCESS) == {}
     monkeypatch.setattr(cache, "available_memory", lambda: 4000)
     assert limit_of("auto", tmp_path) == 1000
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    assert keep_rows({"train": 3}, "1MiB", ONE_PROCESS) == {}
+    assert cache_media({"train": 3}, "1MiB", ONE_PROCESS) == {}
 
 
 def test_the_file_is_gone_with_its_object():
@@ -145,7 +145,7 @@ def test_the_file_is_gone_with_its_object():
         return len(list(Path("/proc/self/fd").iterdir()))
 
     before = opened()
-    sets = keep_rows({"train": 3}, "auto", ONE_PROCESS)
+    sets = cache_media({"train": 3}, "auto", ONE_PROCESS)
     assert opened() == before + 1
     del sets
     assert opened() == before

@@ -16,11 +16,11 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from toolkit.base.errors import DataError
+from toolkit.base.files import cached_while_unchanged
 from toolkit.config.paths import ARCHIVES
 from toolkit.data.readers.raw import not_text
 
@@ -167,14 +167,14 @@ def members(archive: Path) -> Mapping[str, Member]:
     If all files are in one folder, with folders of classes inside, as `tar cf train.tar train` makes it, the names
     omit that folder. Skipped files do not count.
     """
-    facts = archive.stat()
-    return _members(archive.absolute(), facts.st_size, facts.st_mtime_ns, facts.st_ino)
+    return _members(archive.absolute())
 
 
-@lru_cache(maxsize=4)
-def _members(archive: Path, size: int, changed: int, inode: int) -> Mapping[str, Member]:
+@cached_while_unchanged
+def _members(archive: Path) -> Mapping[str, Member]:
     listed = _of_tar if archive.suffix.lower() == ".tar" else _of_zip
     found: dict[str, Member] = {}
+    size = archive.stat().st_size
     try:
         for name, member in listed(archive):
             name = name.removeprefix("./")

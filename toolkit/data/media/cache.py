@@ -38,7 +38,7 @@ _CHECKSUM = struct.Struct("<I")
 """Follows each entry: the entry's own checksum."""
 
 
-class KeptArrays:
+class MediaCache:
     """Caches up to `count` arrays by number in a file of at most `limit` bytes, closed with this object."""
 
     def __init__(self, file: int, count: int, limit: int) -> None:
@@ -103,10 +103,10 @@ class KeptArrays:
 
 
 @dataclass(frozen=True)
-class KeptRows:
+class CachedRows:
     """The part of the cache for one set of rows, from array number `first`."""
 
-    arrays: KeptArrays
+    arrays: MediaCache
     first: int
 
     def decoded(self, row_id: int, read: Callable[[], np.ndarray | None]) -> np.ndarray | None:
@@ -117,20 +117,16 @@ class KeptRows:
         return array
 
 
-def keep_rows(sizes: dict[str, int], setting: str, accelerator: Accelerator) -> dict[str, KeptRows]:
+def cache_media(sizes: dict[str, int], setting: str, accelerator: Accelerator) -> dict[str, CachedRows]:
     """Creates the cache that the processes of a node share; returns its part of each set, by name.
 
     There is none if `data.media_cache` (`setting`) is 0 or no temporary file can be made. Every process must call this.
     """
-    if setting == "0":
+    if setting == "0" or (file := _shared_file(accelerator)) is None:
         return {}
-    file = _shared_file(accelerator)
-    if file is None:
-        return {}
-    count = sum(sizes.values())
-    arrays = KeptArrays(file, count, limit_of(setting, Path(tempfile.gettempdir())))
+    arrays = MediaCache(file, sum(sizes.values()), limit_of(setting, Path(tempfile.gettempdir())))
     firsts = np.cumsum([0, *sizes.values()]).tolist()
-    return {name: KeptRows(arrays, first) for name, first in zip(sizes, firsts, strict=False)}
+    return {name: CachedRows(arrays, first) for name, first in zip(sizes, firsts, strict=False)}
 
 
 def limit_of(setting: str, folder: Path) -> int:

@@ -11,12 +11,12 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
 from toolkit.base.errors import DataError
+from toolkit.base.files import cached_while_unchanged
 from toolkit.data.readers.encodings import open_text, recognised_encoding, text_encoding
 from toolkit.data.readers.raw import RawRow, Reading, check_names, not_text
 
@@ -31,6 +31,7 @@ _DOUBLED = re.compile('[^\t]""|""[^\t\r\n]')
 """A doubled quote that is not an empty field: in a tab-separated file, a sign that its fields are quoted."""
 
 
+@cached_while_unchanged
 def recognise(file: Path, reading: Reading) -> Reading:
     """Returns a reading in which the encoding, the delimiter and the quoting of a file are set.
 
@@ -38,13 +39,7 @@ def recognise(file: Path, reading: Reading) -> Reading:
     rows in the same number of columns. A tab-separated file has no quoting if one of its quotes is never closed, or
     followed by text, and none is doubled. Raises DataError if the encoding is not recognised.
     """
-    encoding = text_encoding(file, reading.encoding)
-    facts = file.stat()
-    return _recognised(file, replace(reading, encoding=encoding), facts.st_size, facts.st_mtime_ns)
-
-
-@lru_cache
-def _recognised(file: Path, reading: Reading, size: int, changed: int) -> Reading:
+    reading = replace(reading, encoding=text_encoding(file, reading.encoding))
     delimiter = reading.delimiter or _delimiter(file, reading)
     return replace(reading, delimiter=delimiter, quoting=reading.quoting or _quoting(file, reading, delimiter))
 

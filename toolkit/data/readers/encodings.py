@@ -8,12 +8,12 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from toolkit.base.errors import DataError
+from toolkit.base.files import cached_while_unchanged
 
 UTF_8 = "utf-8"
 """UTF-8, with or without a byte-order mark."""
@@ -53,18 +53,13 @@ def recognised_encoding(found: str, given: str | None) -> list[str]:
     return [] if codecs.lookup(found) == codecs.lookup(given or UTF_8) else [f"data.encoding={found}"]
 
 
+@cached_while_unchanged
 def text_encoding(file: Path, given: str | None) -> str:
     """Returns the Python name of a text file's encoding.
 
     A byte-order mark and UTF-8 have priority over `given`; None recognises UTF-16, too. Raises DataError if the
     encoding is neither known nor given, or the file does not have the given one.
     """
-    facts = file.stat()
-    return _text_encoding(file, given, facts.st_size, facts.st_mtime_ns)
-
-
-@lru_cache
-def _text_encoding(file: Path, given: str | None, size: int, changed: int) -> str:
     with file.open("rb") as opened:
         head = opened.read(_HEAD)
     if mark := next((mark for mark in _MARKS if head.startswith(mark)), None):

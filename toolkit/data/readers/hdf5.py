@@ -11,13 +11,13 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from toolkit.base.errors import DataError
+from toolkit.base.files import cached_while_unchanged
 from toolkit.config.messages import did_you_mean
 from toolkit.data.readers.raw import RawRow, Reading
 
@@ -58,8 +58,7 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
         group = _group(file, opened, reading.sheet)
         columns = {name: _dataset(file, group, name) for name in _names(file, group)}
         if any(dataset.dtype.hasobject for dataset in columns.values()):
-            facts = file.stat()
-            _check_heaps(file, facts.st_size, facts.st_mtime_ns)
+            _check_heaps(file)
         converts = {name: _converter(file, name, dataset) for name, dataset in columns.items()}
         lengths = {name: len(dataset) for name, dataset in columns.items()}
         if len(set(lengths.values())) > 1:
@@ -93,8 +92,8 @@ def _opened(file: Path) -> Iterator[h5py.File]:
         raise DataError(f"{file} is not a valid HDF5 file: {error}") from error
 
 
-@lru_cache(maxsize=4)
-def _check_heaps(file: Path, size: int, changed: int) -> None:
+@cached_while_unchanged
+def _check_heaps(file: Path) -> None:
     """Rejects values of variable length (heaps) in which HDF5 would search without an end."""
     with file.open("rb") as opened:
         start, before = 0, b""

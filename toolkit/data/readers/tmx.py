@@ -6,12 +6,12 @@ Entities that the document declares are rejected, so that a small file cannot ex
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 from xml.parsers import expat
 
 from toolkit.base.errors import DataError
+from toolkit.base.files import cached_while_unchanged
 from toolkit.data.readers.raw import RawRow, Reading
 
 _CHUNK = 2**16
@@ -79,14 +79,9 @@ def _units(file: Path, encoding: str | None) -> Iterator[list[tuple[str, str]]]:
         raise DataError(f"{file} is not valid XML: {error}.") from error
 
 
+@cached_while_unchanged
 def _columns(file: Path, encoding: str | None) -> dict[str, str]:
     """Returns the column of each language code: the language without its region, unless two regions would share it."""
-    facts = file.stat()
-    return _columns_of(file, encoding, facts.st_size, facts.st_mtime_ns)
-
-
-@lru_cache
-def _columns_of(file: Path, encoding: str | None, size: int, changed: int) -> dict[str, str]:
     codes = sorted({code for unit in _units(file, encoding) for code, _ in unit if code})
     languages = {code: code.replace("_", "-").partition("-")[0].lower() for code in codes}
     shared = list(languages.values())
