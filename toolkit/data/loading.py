@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import load_hub
 from toolkit.data.splits import fold_numbers, set_aside
 from toolkit.data.staging import Stage, staged
-from toolkit.data.table import Table, apply_policy, load_hub_table, load_table
+from toolkit.data.table import HubSplit, Table, apply_policy, load_table
 from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:
@@ -141,28 +140,25 @@ def _in_order(tables: Mapping[str, Table]) -> dict[str, Table]:
 def _tables(cfg: Config, task: Task, sample: int | None, stage: Stage | None = None) -> dict[str, Table]:
     data = cfg.data
     splits = SPLITS if sample is None else SPLITS[:1]
-    options: Any = {"sample": sample, "reading": Reading.of(data), "group": group_column(data, task)}
+    sources: dict[str, Any] = {}
     if data.dataset_name is not None:
         hub = (data.dataset_name, data.dataset_config_name, data.revision)
         present = load_hub(*hub, offline_dir=cfg.offline_dir)
-        options |= {"offline_dir": cfg.offline_dir}
-        sources = {
-            split: partial(load_hub_table, *hub, split, task, data.columns, True, **options)
-            for split in splits
-            if split in present and not (split == "validation" and data.folds)
-        }
+        for split in splits:
+            if split in present and not (split == "validation" and data.folds):
+                sources[split] = HubSplit(*hub, split, cfg.offline_dir)
     else:
         files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-        sources = {
-            split: partial(
-                load_table, file, task, data.columns, True, copies=stage.copies(file) if stage else None, **options
-            )
-            for split, file in files.items()
-            if file and split in splits
-        }
+        sources = {split: files[split] for split in splits if files[split]}
     if "train" not in sources:
         raise DataError("data: there are no training rows.")
-    tables = {"train": sources.pop("train")()}
+
+    def load(source: Any) -> Table:
+        copies = stage.copies(source) if stage and isinstance(source, str) else None
+        reading, group = Reading.of(data), group_column(data, task)
+        return load_table(source, task, data.columns, True, None, sample, reading, group, copies)
+
+    tables = {"train": load(sources.pop("train"))}
     # Labels are learned before the other splits are checked, so that a label unknown to training is a bad row there.
     if len(tables["train"].rows):
         try:
@@ -170,4 +166,4 @@ def _tables(cfg: Config, task: Task, sample: int | None, stage: Stage | None = N
         except DataError:  # more likely because of unusable rows, which are named first
             apply_policy(tables, data.bad_rows, data.max_bad_rows)
             raise
-    return tables | {split: load() for split, load in sources.items()}
+    return tables | {split: load(source) for split, source in sources.items()}

@@ -207,8 +207,19 @@ class Table:
         return self if limit is None or limit >= len(self.rows) else self.select(np.arange(limit))
 
 
+@dataclass(frozen=True)
+class HubSplit:
+    """One split of a hub dataset; the other values are those of `toolkit.data.sources.load_hub`."""
+
+    name: str
+    config: str | None
+    revision: str | None
+    split: str
+    offline_dir: str | None = None
+
+
 def load_table(
-    source: sources.Source,
+    source: sources.Source | HubSplit,
     task: Task,
     columns: Mapping[str, str],
     labelled: bool,
@@ -218,22 +229,26 @@ def load_table(
     group: str | None = None,
     copies: Path | None = None,
 ) -> Table:
-    """Reads and checks local files; a second call with the same files, task and settings reads the cache.
+    """Reads and checks a source; a second call with the same content, task and settings reads the cache.
 
     Args:
-        source: what `toolkit.data.sources.read_rows` reads.
+        source: what `toolkit.data.sources.read_rows` reads, or a split of a hub dataset.
         task: the task, which defines the columns and checks rows.
         columns: `data.columns`, see `toolkit.data.columns.columns_in`.
         labelled: whether label columns are needed; otherwise they are None.
         cache_dir: folder of the Arrow cache; None means that of `datasets`.
         sample: keep only this many rows, evenly spaced; None keeps all.
-        reading: how to read the files; what is recognised is logged.
-        group: the column, by its name in the file, whose equal values make a group; None if there are no groups.
+        reading: how to read files; recognised settings are logged.
+        group: the column, by its name in the source, whose equal values make a group; None if there are no groups.
         copies: a folder that stands for the root of the file system, with copies of the files; None if there are none.
 
     Raises:
-        DataError: if the file cannot be read or lacks a column.
+        DataError: if the source cannot be read, or lacks a column or split.
     """
+    sampled = "" if sample is None else f":{sample}"
+    if isinstance(source, HubSplit):
+        of_hub = _hub_source(source, cache_dir, sample, sampled, reading, group)
+        return _build(of_hub, task, columns, labelled, cache_dir)
     place, how = sources.place_of(source, copies), reading.fingerprint
     columns = columns_in(source, task, columns)
     if is_archive(folder := sources.folder_of(place)):
@@ -245,7 +260,7 @@ def load_table(
         return sources.spread(sources.read_rows(place, reading, labelled), sample)
 
     def digest() -> str:
-        key = sources.fingerprint(source if how == "stat" else place, how) + ("" if sample is None else f":{sample}")
+        key = sources.fingerprint(source if how == "stat" else place, how) + sampled
         files = file_columns(source, task, columns)
         return content_digest(key, rows(), files, folder, copies, how) if files else key
 
@@ -259,39 +274,20 @@ def load_table(
         return _build(from_file, task, columns, labelled, cache_dir)
 
 
-def load_hub_table(
-    dataset_name: str,
-    config: str | None,
-    revision: str | None,
-    split: str,
-    task: Task,
-    columns: Mapping[str, str],
-    labelled: bool,
-    cache_dir: str | Path | None = None,
-    sample: int | None = None,
-    reading: Reading = RECOGNISED,
-    group: str | None = None,
-    offline_dir: str | None = None,
-) -> Table:
-    """Loads and checks one split of a hub dataset; arguments are those of `load_hub` and `load_table`.
-
-    Raises:
-        DataError: if the dataset cannot be loaded, has no such split, or lacks a column.
-    """
-    splits = load_hub(dataset_name, config, revision, cache_dir, offline_dir)
-    if split not in splits:
-        raise DataError(f"data.dataset_name: {dataset_name!r} has no split {split!r}; it has {', '.join(splits)}.")
-    rows = splits[split]
-    name = f"{dataset_name} ({split})"
-    key = f"{dataset_name}@{revision or 'main'}:{split}:{rows._fingerprint}" + ("" if sample is None else f":{sample}")
+def _hub_source(
+    hub: HubSplit, cache_dir: str | Path | None, sample: int | None, sampled: str, reading: Reading, group: str | None
+) -> RowSource:
+    splits = load_hub(hub.name, hub.config, hub.revision, cache_dir, hub.offline_dir)
+    if hub.split not in splits:
+        raise DataError(f"data.dataset_name: {hub.name!r} has no split {hub.split!r}; it has {', '.join(splits)}.")
+    rows = splits[hub.split]
+    key = f"{hub.name}@{hub.revision or 'main'}:{hub.split}:{rows._fingerprint}{sampled}"
 
     def read() -> Iterator[RawRow]:
         return sources.spread(hub_rows(rows, reading.unescape_html), sample)
 
     large = (rows.dataset_size or 0) >= PROGRESS_FROM_BYTES
-    return _build(
-        RowSource(name, key, f"hub {reading}", large, read, Path(), group), task, columns, labelled, cache_dir
-    )
+    return RowSource(f"{hub.name} ({hub.split})", key, f"hub {reading}", large, read, Path(), group)
 
 
 def _build(
@@ -467,9 +463,6 @@ def given_table(
         labelled: whether label columns are needed; otherwise they are None.
         reading: whether HTML entities are decoded.
 
-    Returns:
-        The checked rows.
-
     Raises:
         DataError: if any row cannot be used (rows are numbered from 1), the task's options exclude all of them, or a
             column is missing.
@@ -487,11 +480,7 @@ def given_table(
 def read_given(
     rows: Any, task: Task, columns: Mapping[str, str], labelled: bool, reading: Reading = RECOGNISED
 ) -> Table:
-    """Checks rows as `given_table` does, and returns those that cannot be used in `Table.bad`.
-
-    Raises:
-        DataError: if there are no rows, or a column is missing.
-    """
+    """Checks rows as `given_table` does, and returns those that cannot be used in `Table.bad`."""
     import datasets
 
     source = RowSource(NAME, "", "python", False, lambda: _raw_rows(rows, reading), Path().absolute())

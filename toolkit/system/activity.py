@@ -61,6 +61,16 @@ def waits_for_others(thread: int) -> bool:
     return frame is not None and any(part in frame.f_code.co_filename for part in WAITING_FILES)
 
 
+def disk_bytes(process: psutil.Process) -> tuple[int, int]:
+    """Returns the bytes that a process has read from and written to disks; zeros where the system does not say."""
+    if not hasattr(process, "io_counters"):
+        return 0, 0
+    with suppress(psutil.Error, OSError):
+        counted = process.io_counters()
+        return counted.read_bytes, counted.write_bytes
+    return 0, 0
+
+
 class Activity:
     """Measures how long this process has been idle, without the thread that calls this.
 
@@ -73,7 +83,7 @@ class Activity:
         """Seconds for which this process has been idle and had no task for all."""
         self._own = psutil.Process()
         self._cpu = self._cpu_seconds()
-        self._disk = self._disk_bytes()
+        self._disk = disk_bytes(self._own)
         self._children: dict[int, float] = {}
         self.stopped: dict[psutil.Process, float] = {}
         """Children that are stopped, and for how long this process has seen them so without computing much itself."""
@@ -87,7 +97,7 @@ class Activity:
             busy |= self._uses_disk()
             if used < WAITING_SHARE * elapsed:  # looking at all children takes time
                 busy |= self._child_computes(elapsed)
-        except SHORTAGE:  # nobody is ended for what nobody knows
+        except SHORTAGE:  # if in doubt, don't kill the process
             busy = True
         self.idle = 0.0 if busy else self.idle + elapsed
         return self.idle
@@ -95,16 +105,8 @@ class Activity:
     def _cpu_seconds(self) -> float:
         return time.process_time() - time.thread_time()
 
-    def _disk_bytes(self) -> int:
-        if not hasattr(self._own, "io_counters"):
-            return 0
-        with suppress(psutil.Error, OSError):
-            counted = self._own.io_counters()
-            return counted.read_bytes + counted.write_bytes
-        return 0
-
     def _uses_disk(self) -> bool:
-        before, self._disk = self._disk, self._disk_bytes()
+        before, self._disk = self._disk, disk_bytes(self._own)
         return self._disk != before or self._own.status() == psutil.STATUS_DISK_SLEEP
 
     def _child_computes(self, elapsed: float) -> bool:
@@ -184,7 +186,7 @@ def heartbeat_has_begun() -> None:
 
 
 class StartWatch:
-    """What the launcher knows about the start of its ranks; a context manager."""
+    """The launcher's watch over the start of its ranks; a context manager."""
 
     def __init__(self) -> None:
         self._told, self.descriptor = os.pipe()

@@ -17,7 +17,7 @@ import psutil
 
 from toolkit.base.console import warn
 from toolkit.base.files import why
-from toolkit.system.activity import LEAST_SHARE, SHORTAGE, machine_id
+from toolkit.system.activity import LEAST_SHARE, SHORTAGE, disk_bytes, machine_id
 from toolkit.system.limits import threads_per_process
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Host:
         every = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # are in `user`
         sent, received = _network()
         cpu, read, written = self._add_children()
-        own_read, own_written = _disk(self._own)
+        own_read, own_written = disk_bytes(self._own)
         return _Counts(
             time=time.monotonic(),
             cpu=time.process_time() + cpu,
@@ -105,7 +105,7 @@ class Host:
         for pid in _child_ids(self._own):
             with suppress(psutil.Error, OSError):
                 child = psutil.Process(pid)
-                now = (sum(child.cpu_times()[:2]), *_disk(child))
+                now = (sum(child.cpu_times()[:2]), *disk_bytes(child))
                 for place, (value, former) in enumerate(zip(now, before.get(pid, (0.0, 0, 0)), strict=True)):
                     self._of_children[place] += max(0, value - former)
                 self._children[pid] = now
@@ -123,16 +123,6 @@ def _child_ids(own: psutil.Process) -> Iterator[int]:
     except OSError:  # not Linux, or a kernel without this list
         with suppress(psutil.Error, OSError):
             yield from (child.pid for child in own.children())
-
-
-def _disk(process: psutil.Process) -> tuple[int, int]:
-    """Returns the bytes that a process has read from and written to disks; zeros where the system does not say."""
-    if not hasattr(process, "io_counters"):
-        return 0, 0
-    with suppress(psutil.Error, OSError):
-        counted = process.io_counters()
-        return counted.read_bytes, counted.write_bytes
-    return 0, 0
 
 
 def _network() -> tuple[int, int]:

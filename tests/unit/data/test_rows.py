@@ -16,7 +16,7 @@ from toolkit.base.errors import DataError
 from toolkit.config.fields import Column
 from toolkit.data import table
 from toolkit.data.keys import NO_GROUP, row_keys
-from toolkit.data.table import apply_policy, load_hub_table, load_table, skipped, write_bad_rows
+from toolkit.data.table import HubSplit, apply_policy, load_table, skipped, write_bad_rows
 
 
 @dataclass(frozen=True)
@@ -203,11 +203,11 @@ def test_hub_split(tmp_path):
     rows = datasets.Dataset.from_dict({"text": ["a", ""], "label": [1, 0]}, features=features)
     rows.to_parquet(tmp_path / "set" / "train.parquet")
     arguments = (str(tmp_path / "set"), None, None)
-    table = load_hub_table(*arguments, "train", Reviews(), {}, True, tmp_path / "cache")
+    table = load_table(HubSplit(*arguments, "train"), Reviews(), {}, True, tmp_path / "cache")
     assert column(table, "label") == ["pos"]
     assert [row.number for row in table.bad] == [2]
     with pytest.raises(DataError, match="no split 'test'; it has train"):
-        load_hub_table(*arguments, "test", Reviews(), {}, True, tmp_path / "cache")
+        load_table(HubSplit(*arguments, "test"), Reviews(), {}, True, tmp_path / "cache")
 
 
 # Cache

@@ -32,17 +32,26 @@ def collate(
     random: RowRandom,
     kept: Kept | None = None,
     rows: datasets.Dataset | None = None,
+    stand_in: dict[str, Any] | None = None,
 ) -> Batch:
     """Returns the task's batch of feature rows, with `row_ids`.
 
     Args:
-        features: the feature rows.
+        features: the feature rows; may be empty if there is a `stand_in`.
         task: collates them.
         processor: the processor for the collator.
         random: random numbers of the rows.
         kept: cached decoded files of the rows.
         rows: all training features, from which rows to mix others with are taken; None does not mix.
+        stand_in: the row of an empty batch, since models such as BERT fail without rows. All of its labels are ignored,
+            so its loss and its gradients are exactly zero.
     """
+    if not features and stand_in is not None:
+        batch = collate([stand_in], task, processor, random, kept)
+        labels = batch["labels"]
+        batch["labels"] = torch.full_like(labels, math.nan if labels.is_floating_point() else IGNORE_INDEX)
+        batch["row_ids"] = torch.full_like(batch["row_ids"], -1)
+        return batch
     mixes = rows is not None and random.training and task.mixes
     if kept is not None and task.has("decoded"):
         features = [row | {"decoded": _decoded(row, task, processor, random.training, kept)} for row in features]
@@ -59,29 +68,6 @@ def collate(
 
 def _decoded(row: dict[str, Any], task: Task, processor: Processor, training: bool, kept: Kept) -> np.ndarray | None:
     return kept.decoded(row["row_id"], lambda: task.decoded(row, processor, training))
-
-
-def collate_or_mask(
-    features: list[dict[str, Any]],
-    *,
-    task: Task,
-    processor: Processor,
-    random: RowRandom,
-    stand_in: dict[str, Any],
-    kept: Kept | None = None,
-    rows: datasets.Dataset | None = None,
-) -> Batch:
-    """Collates rows as `collate`; no rows give `stand_in`, masked, since models such as BERT fail on empty batches.
-
-    Every label of the masked row is ignored, so its loss and its gradients are exactly zero.
-    """
-    if features:
-        return collate(features, task, processor, random, kept, rows)
-    batch = collate([stand_in], task, processor, random, kept)
-    labels = batch["labels"]
-    batch["labels"] = torch.full_like(labels, math.nan if labels.is_floating_point() else IGNORE_INDEX)
-    batch["row_ids"] = torch.full_like(batch["row_ids"], -1)
-    return batch
 
 
 def split_batch(
@@ -128,8 +114,8 @@ def _loader(
     persistent: bool = False,
 ) -> WatchedLoader:
     collator = partial(
-        collate_or_mask,
-        task=task, processor=processor, random=random, stand_in=features[0], kept=kept, rows=features,
+        collate,
+        task=task, processor=processor, random=random, kept=kept, rows=features, stand_in=features[0],
     )  # fmt: skip
     return WatchedLoader(
         features,
