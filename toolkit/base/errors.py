@@ -72,7 +72,7 @@ class Interrupted(ToolkitError):  # noqa: N818 - nothing went wrong
     """A stop signal arrived, and the run saved and stopped: exit code 143 after SIGTERM, 130 after Ctrl-C.
 
     Args:
-        what: what stopped the run, and where.
+        what: the signal, and where the run stopped.
         resume: how it can be resumed; empty if it cannot.
         number: the signal.
     """

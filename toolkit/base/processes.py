@@ -122,9 +122,9 @@ def end_process(code: int) -> NoReturn:
     """Ends this process; with an error code immediately, since waiting for other ranks would delay the exit.
 
     A rank that has done its work ends as the children of `multiprocessing` do: after its threads and exit handlers, but
-    without the interpreter's teardown. That destroys the remaining groups and tensors in no particular order, while
-    torch's threads still run (of collectives, of autograd); one that then needs the interpreter aborts the process
-    (SIGABRT), and a finished run would count as failed.
+    without the interpreter's teardown. That destroys groups and tensors in no particular order, while torch's threads
+    still run (of collectives, of autograd); one that then needs the interpreter aborts the process (SIGABRT), and a
+    finished run would count as failed.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and not code:

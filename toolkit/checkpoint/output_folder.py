@@ -327,9 +327,6 @@ def claim(
         skip: folders of damaged checkpoints, and what is wrong with each.
         again: whether this run has been in the folder before and goes back to its newest checkpoint.
 
-    Yields:
-        The folder, locked until the block ends, and the checkpoint.
-
     Raises:
         CheckpointError: if the folder cannot be written, is in use, or holds another run, or if a rank does not see it.
     """

@@ -54,9 +54,6 @@ def new_checkpoint(
         written: sizes and hashes of the files that are hashed while they are written; filled inside the block.
         size: bytes of the checkpoint, if they are known.
 
-    Yields:
-        The folder to write into.
-
     Raises:
         RunError: if the checkpoint cannot be written (no space, no permission).
     """

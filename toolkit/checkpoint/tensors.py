@@ -60,11 +60,7 @@ class DamagedCheckpoint(CheckpointError):  # noqa: N818 - the name describes the
 
 
 class TensorFile:
-    """A safetensors file whose header has been read.
-
-    Args:
-        path: the file.
-        hashed: whether `read` computes its sha256.
+    """A safetensors file whose header has been read; if `hashed`, `read` computes its sha256.
 
     Attributes:
         boxes: where each tensor lies in the complete tensor of its name, in file order.

@@ -60,16 +60,9 @@ def write_groups(peers: Peers, folder: Path, plans: Sequence[Plan], sharded: boo
 
 
 def copy_tensors(folder: Path, name: str, saved: SavedTensors, sharded: bool) -> dict[str, FileEntry]:
-    """Writes the tensors of one checkpoint into another, in this process alone, one at a time.
+    """Writes the tensors `name` of one checkpoint into another's folder, in this process alone, one at a time.
 
-    Args:
-        folder: the new checkpoint's folder.
-        name: name under which they were saved.
-        saved: the tensors.
-        sharded: whether to write them as the shard of one process.
-
-    Returns:
-        Size and hash of the file by its path in the folder.
+    With `sharded`, they are the shard of one process. Returns the file's entry by its path in the folder.
 
     Raises:
         OSError: if it cannot be written.
@@ -186,18 +179,11 @@ def _write_shard(peers: Peers, folder: Path, plan: Plan) -> dict[str, FileEntry]
 
 
 def collected(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns complete tensors on the main process; every process must call it.
+    """Returns complete tensors on the main process; every process must call it, with its tensors, split or not.
 
-    They are written into a file, one after another, which the main process maps into memory and removes. So the
-    operating system can free their memory and read them again, and the disk space is freed with the tensors.
-
-    Args:
-        folder: folder of the main process with space for the tensors.
-        tensors: this process's tensors by name, split or not.
-
-    Returns:
-        On the main process the tensors of all processes, on the CPU; of those that share memory (tied weights), one.
-        On others an empty dictionary.
+    They are written into a file in `folder`, one after another, which the main process maps into memory and removes. So
+    the operating system can free their memory and read them again, and the disk space is freed with the tensors. Of
+    tensors that share memory (tied weights), one is returned; on other processes, none.
 
     Raises:
         RunError: on every process, if the file cannot be written.

@@ -107,7 +107,7 @@ def require_present(
         group: name of the group column, or None.
 
     Raises:
-        DataError: naming each missing column.
+        DataError: naming each missing column that is needed, or named by the user.
     """
 
     def require(present: list[str]) -> None:

@@ -23,12 +23,7 @@ MOST_PAIRS = 3
 
 @dataclass(frozen=True)
 class Pairs:
-    """Rows that have something in common with another row.
-
-    Args:
-        number: how many they are.
-        examples: a few of them: the number of the other row in its file, and the row's own number in its file.
-    """
+    """How many rows have something in common with another one, and examples: the other row's number, and its own."""
 
     number: int = 0
     examples: Sequence[tuple[int, int]] = ()

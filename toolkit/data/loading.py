@@ -89,10 +89,7 @@ def _checked(cfg: Config, task: Task, tables: Mapping[str, Table], sampled: bool
 
 
 def _split(cfg: Config, task: Task, tables: Mapping[str, Table]) -> dict[str, Table]:
-    """Sets aside validation and test rows, unless there are files or splits of them.
-
-    The validation rows do not depend on whether test rows are set aside.
-    """
+    """Sets aside validation and test rows, unless there are any; the validation rows do not depend on the test rows."""
     data, train = cfg.data, tables["train"]
     if data.folds is not None:
         return _with_fold(cfg, task, tables)

@@ -67,12 +67,9 @@ def from_cache(
 
 
 def adopt(prepared: Path) -> None:
-    """Copies prepared rows of a fetched folder into the cache, if they are not there.
+    """Copies prepared rows of a fetched folder, if it has any, into the cache, if they are not there.
 
-    The fetched folder may be read-only, and on a slower disk; nothing is done if it does not exist.
-
-    Raises:
-        DataError: if the cache cannot be written.
+    The fetched folder may be read-only, and on a slower disk. Raises DataError if the cache cannot be written.
     """
     import datasets
     from filelock import FileLock

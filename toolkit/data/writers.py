@@ -57,12 +57,7 @@ def check_format(path: Path) -> None:
 
 
 def write_table(path: Path, table: OutputTable) -> None:
-    """Writes a table atomically, in the format of the file's suffix.
-
-    Raises:
-        DataError: if an Excel sheet cannot hold the table.
-        OSError: if the file cannot be written.
-    """
+    """Writes a table atomically, in the format of the suffix; raises DataError if an Excel sheet cannot hold it."""
     WRITERS[path.suffix.lower()](path, table)
 
 

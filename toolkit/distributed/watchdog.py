@@ -1,8 +1,11 @@
-"""Finds ranks that have died, are stopped, or do not come to a collective without computing, and ends the run.
+"""Detects ranks that died, are stopped, or do not come to a collective although they do not compute, and ends the run.
 
-A thread in each rank tells the others every moment for how long this rank has been idle, and which stop signal it has
-received, so that all can abandon an evaluation in which they do not meet. A rank that computes, reads or
-writes is never ended, however long it takes; nor is one that works for all others, which may wait for a network.
+A thread in each rank regularly broadcasts its idle time, and the stop signal that it has received, so that all ranks
+can abort an evaluation, where they share no collective. A rank that computes, reads or writes is never ended, however
+long it takes; nor is one that works for all others, which may wait for a network.
+
+Beats are datagrams and not keys in the process group's store: the first rank hosts that, as a rule, so its stop would
+silence all others.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ class Peer:
         pid: its process there.
         stacks: descriptor of a file in memory for its stacks, or None.
         address: host and port of its socket.
-        token: what its datagrams must hold, so that no other run's are taken for them.
+        token: secret in its run's datagrams, which tells them from those of other runs.
     """
 
     rank: int
@@ -76,7 +79,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank tells the others.
+    """The state that a rank broadcasts.
 
     Args:
         rank: its rank.
@@ -199,9 +202,8 @@ MAX_BYTES = 2**20
 class StackFile:
     """A file in memory into which the main thread writes its stack at a signal, without Python's help (Linux).
 
-    A rank that is stopped cannot write into the run's folder by itself. Another one makes it continue with that signal
-    waiting, and reads the file of the process. The other threads are left out: they run meanwhile, and reading the
-    frames of a running thread can crash the process.
+    A stopped rank cannot write into the run's folder. Another rank sends it the signal, continues it, and reads the
+    file of the process. Other threads are omitted: reading the frames of a running thread can crash the process.
     """
 
     def __init__(self) -> None:
@@ -327,10 +329,7 @@ TIMES_SENT = 3
 def heartbeat(accelerator: Accelerator, timeout: float, output_dir: Path) -> Iterator[None]:
     """Watches the ranks of a run, and their loader workers, until the block ends; every rank must enter it.
 
-    Args:
-        accelerator: the run's Accelerator.
-        timeout: seconds for which a rank may be idle while others wait for it.
-        output_dir: the run's folder, for stacks.
+    A rank may be idle for `timeout` seconds while others wait for it. Stacks are written into `output_dir`.
     """
     if accelerator.num_processes == 1:
         with watched_workers(timeout):
@@ -360,8 +359,8 @@ class _Seen:
         heard: whether there was one.
         silent: seconds without one.
         behind: seconds for which others have been in a collective that it has not entered.
-        condition: what the system says about a silent process of this machine.
-        unmoved: seconds for which it said `idle`, `stopped` or `ended`.
+        condition: the system's answer about a silent process of this machine.
+        unmoved: seconds of the answers `idle`, `stopped` or `ended`.
     """
 
     neighbour: Neighbour | None

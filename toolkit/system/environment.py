@@ -88,12 +88,7 @@ def checkout(folder: Path) -> Checkout | None:
 
 
 def git(folder: Path, *arguments: str) -> bytes:
-    """Runs git in a folder and returns its standard output.
-
-    Raises:
-        OSError: if git is not installed.
-        subprocess.SubprocessError: if it fails or takes longer than `GIT_SECONDS`.
-    """
+    """Runs git in a folder and returns its output; raises SubprocessError if it fails or takes over `GIT_SECONDS`."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     return subprocess.run(command, capture_output=True, timeout=GIT_SECONDS, check=True).stdout
 

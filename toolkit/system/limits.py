@@ -25,8 +25,8 @@ def freed_memory_kept() -> Iterator[None]:
     """Keeps freed memory for the next allocations, instead of returning it to the system.
 
     Every training step allocates and frees the same memory. glibc returns most of it and gets it again page by page,
-    which takes up to a fifth of a step. Settings in the environment are left alone. What is free when the outermost
-    block ends is returned.
+    which takes up to a fifth of a step. Settings in the environment have priority. The outermost block returns free
+    memory at its end.
     """
     global _users
     if is_set(os.environ):
@@ -82,8 +82,8 @@ MEMORY_FILES = {
 def usable_cores() -> int:
     """Returns the number of cores that this process may use, at least 1: those it is bound to, or its groups' quota.
 
-    PyTorch starts as many threads as the machine has cores, also in a container that may use two of them, where the
-    threads then wait for each other.
+    PyTorch starts as many threads as the machine has cores; in a container that may use two of them, they wait for each
+    other.
     """
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min([bound, *_quotas()])))

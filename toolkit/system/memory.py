@@ -49,9 +49,6 @@ class MemoryWatch:
 
     On a GPU it counts allocated memory, otherwise the resident memory of the process. Only Linux lets a process reset
     its peak; on other systems both peaks are measured since the start of the process.
-
-    Args:
-        device: device of the model.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -186,7 +186,7 @@ def training_loader(
         cfg: resolved configuration.
         mesh: arrangement of the processes.
         workers: number of worker processes (see `num_workers`); 0 loads batches in this process.
-        kept: what the rows' files contain; None reads them whenever they are needed.
+        kept: cached decoded files of the rows; None decodes them whenever they are needed.
         unpadded: whether the model computes on rows without padding, so that padding does not count as tokens.
     """
     train = cfg.train

@@ -81,14 +81,9 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """Where in an archive the content of a file is; the text of a part stands for the file's path.
+    """Where in an archive the content of a file is; as text, it stands for the file's path.
 
-    Args:
-        archive: path of the archive.
-        offset: where its bytes begin.
-        size: number of bytes.
-        unpacked: as for `Member`.
-        checksum: as for `Member`.
+    The fields are those of `Member`, but the offset is that of the content.
     """
 
     archive: str

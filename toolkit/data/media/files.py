@@ -205,18 +205,10 @@ def content_digest(
     copies: Path | None = None,
     how: Fingerprint = "content",
 ) -> str:
-    """Returns the sha256, in hexadecimal, of a table and the files that its rows refer to.
+    """Returns the sha256, in hexadecimal, of a table with the digest `key` and the files in columns of its rows.
 
-    Args:
-        key: digest of the table.
-        rows: its rows.
-        columns: its columns of paths.
-        folder: the folder that relative paths start from.
-        copies: as for `reference`.
-        how: `data.fingerprint`, which decides what counts of a file.
-
-    Raises:
-        DataError: if the machine could not read a file just now.
+    `folder` and `copies` are as for `reference`; `how` is `data.fingerprint`. Raises DataError if the machine could not
+    read a file just now.
     """
     digest = hashlib.sha256(key.encode())
     for path in paths_in(rows, columns, folder):
