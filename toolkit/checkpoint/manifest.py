@@ -114,23 +114,11 @@ def tensor_names(files: Iterable[str]) -> list[str]:
     return sorted(found, key=lambda name: (name != "model", name != "optimizer", name))
 
 
-def verify(folder: Path) -> list[str]:
-    """Checks every byte of a checkpoint against its manifest, and returns one short message per problem."""
-    return _problems(folder, large_files=True)
+def verify(folder: Path, large_files: bool = True) -> list[str]:
+    """Checks a checkpoint against its manifest, and returns one short message per problem.
 
-
-def refuse_damaged(folder: Path) -> None:
-    """Raises CheckpointError if any byte of a checkpoint differs from its manifest."""
-    if problems := verify(folder):
-        raise CheckpointError(f"the checkpoint {folder.absolute()} is damaged ({problems[0]})")
-
-
-def verify_small_files(folder: Path) -> list[str]:
-    """Returns the problems of names, sizes and contents, but for contents that are verified while they are loaded."""
-    return _problems(folder, large_files=False)
-
-
-def _problems(folder: Path, large_files: bool) -> list[str]:
+    Every byte is checked; without `large_files`, contents that are verified while they are loaded are not.
+    """
     own = CheckpointFolder(folder)
     try:
         manifest = read_manifest(folder)
@@ -156,6 +144,12 @@ def _problems(folder: Path, large_files: bool) -> list[str]:
             problems.append(f"{name}: {reason(error)}")
     unexpected = [name for name in _files(folder) if name not in {*files, *required, own.manifest.name}]
     return problems + [f"{name}: unexpected file" for name in unexpected]
+
+
+def refuse_damaged(folder: Path) -> None:
+    """Raises CheckpointError if any byte of a checkpoint differs from its manifest."""
+    if problems := verify(folder):
+        raise CheckpointError(f"the checkpoint {folder.absolute()} is damaged ({problems[0]})")
 
 
 def reason(error: OSError | ValueError) -> str:

@@ -26,7 +26,7 @@ from toolkit.checkpoint.manifest import (
     FileEntry,
     read_manifest,
     reason,
-    verify_small_files,
+    verify,
     write_manifest,
 )
 
@@ -175,7 +175,7 @@ def steps(root: Path) -> list[tuple[int, Path]]:
 
 def _opened(folder: Path, skip: Mapping[Path, str]) -> tuple[Checkpoint | None, list[str]]:
     """Returns a checkpoint, or None and what is wrong with it."""
-    problems = [skip[folder]] if folder in skip else verify_small_files(folder)
+    problems = [skip[folder]] if folder in skip else verify(folder, large_files=False)
     if problems:
         return None, problems
     state = CheckpointFolder(folder).state

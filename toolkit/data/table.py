@@ -166,6 +166,25 @@ def progress_bars(shown: bool) -> Iterator[None]:
         datasets.enable_progress_bars()
 
 
+def generated(
+    rows: Callable[[], Iterator[Row]],
+    folder: Path,
+    fingerprint: str,
+    shown: bool,
+    features: datasets.Features | None = None,
+) -> datasets.Dataset:
+    """Writes generated rows into a folder, or opens those that are there; progress bars are shown only if `shown`."""
+    import datasets
+
+    try:
+        with progress_bars(shown):
+            return datasets.Dataset.from_generator(
+                rows, features=features, cache_dir=str(folder), fingerprint=fingerprint
+            )
+    except datasets.exceptions.DatasetGenerationError as error:  # wraps whatever the generator raises
+        raise (error.__cause__ or error) from None
+
+
 PROGRESS_FROM_BYTES = 2**26
 
 
@@ -293,25 +312,13 @@ def _hub_source(
 def _build(
     source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool, cache_dir: str | Path | None
 ) -> Table:
-    import datasets
-
     features = checked_features(task)
     key = _cache_key(source, task, columns, labelled, features)
 
-    def make(folder: Path) -> datasets.Dataset:
-        try:
-            with progress_bars(source.large):
-                return datasets.Dataset.from_generator(
-                    lambda: _unchanged(source, checked_rows(source, task, columns, labelled)),
-                    features=features,
-                    cache_dir=str(folder),
-                    fingerprint=key,
-                )
-        except datasets.exceptions.DatasetGenerationError as error:
-            # The library wraps whatever the generator raises.
-            raise (error.__cause__ or error) from None
+    def rows() -> Iterator[Row]:
+        return _unchanged(source, checked_rows(source, task, columns, labelled))
 
-    built = from_cache(key, make, cache_dir)
+    built = from_cache(key, lambda folder: generated(rows, folder, key, source.large, features), cache_dir)
     table = split_bad(built, source)
     for note in markup_notes(table.rows, columns, NUMBER):
         warn(f"{source.name}, {note}")

@@ -17,7 +17,7 @@ from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
 from toolkit.data.media.cache import cache_media
 from toolkit.data.row_cache import code_fingerprint, from_cache, processor_fingerprint
-from toolkit.data.table import NUMBER, progress_bars
+from toolkit.data.table import NUMBER, generated, progress_bars
 from toolkit.system.environment import versions
 from toolkit.system.rank_order import local_main_first
 
@@ -150,11 +150,7 @@ def _regrouped(
         if not count:
             raise DataError(f"none of the {len(numbers)} rows is long enough for training or evaluation.")
 
-    def make(folder: Path) -> datasets.Dataset:
-        try:
-            with progress_bars(len(features) >= PROGRESS_FROM_ROWS):
-                return datasets.Dataset.from_generator(rows, cache_dir=str(folder), fingerprint=fingerprint)
-        except datasets.exceptions.DatasetGenerationError as error:  # wraps whatever the generator raises
-            raise (error.__cause__ or error) from None
-
-    return datasets.Dataset.from_list(list(rows())) if in_memory else from_cache(fingerprint, make)
+    if in_memory:
+        return datasets.Dataset.from_list(list(rows()))
+    shown = len(features) >= PROGRESS_FROM_ROWS
+    return from_cache(fingerprint, lambda folder: generated(rows, folder, fingerprint, shown))

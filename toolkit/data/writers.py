@@ -91,17 +91,10 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=_plain)
 
 
-def _write_csv(path: Path, table: OutputTable) -> None:
-    _write_delimited(path, table, table.delimiter)
-
-
-def _write_tsv(path: Path, table: OutputTable) -> None:
-    _write_delimited(path, table, "\t")
-
-
-def _write_delimited(path: Path, table: OutputTable, delimiter: str) -> None:
+def _write_delimited(path: Path, table: OutputTable) -> None:
     line = io.StringIO(newline="")
     # Only with this terminator does the library quote carriage returns in Python 3.11 and 3.12.
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else table.delimiter
     writer = csv.writer(line, delimiter=delimiter, lineterminator="\r\n")
     with written_whole(path) as file:
         file.write("\ufeff" if table.byte_order_mark else "")
@@ -205,8 +198,8 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 WRITERS: dict[str, Callable[[Path, OutputTable], None]] = {
-    ".csv": _write_csv,
-    ".tsv": _write_tsv,
+    ".csv": _write_delimited,
+    ".tsv": _write_delimited,
     ".xlsx": _write_excel,
     ".jsonl": _write_jsonl,
     ".parquet": _write_parquet,
