@@ -35,9 +35,9 @@ LESSONS, FIGURES, PAGE, PICTURES = (
 INTRODUCTION = """\
 # Lessons
 
-For teachers, and for everyone who wants to see what a technique does before using it. Each lesson is one command, which
-takes less than three minutes on a laptop with two cores, needs no network and no GPU, and draws the picture below it.
-Change one thing and run it again: each `section.key=value` is a setting ([settings.md](settings.md)).
+Each lesson shows the effect of one technique, for teaching or before you use it. It is one command that takes less than
+three minutes on a laptop with two cores, without network or GPU, and draws the picture below it. Change one thing and
+run it again: each `section.key=value` is a setting ([settings.md](settings.md)).
 
 `python docs/render_lessons.py --run` runs all commands and writes this page."""
 COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -103,7 +103,7 @@ def picture(lesson: Mapping[str, Any]) -> str:
 
 
 def took(figures: Mapping[str, Any]) -> str:
-    """Returns how long a command took, and on what."""
+    """Returns how long a command took, and on which machine."""
     return (
         f"It took {figures['processor_seconds']} seconds of processor time and {figures['seconds']} seconds in all, on "
         f"{figures['cores']} cores with a load average of {figures['load_average']} at the start."
@@ -115,10 +115,15 @@ def section(lesson: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
     lines = textwrap.wrap(
         shlex.join(shlex.split(lesson["command"])), 90, break_on_hyphens=False, break_long_words=False
     )
-    parts = [f"## {lesson['title']}", lesson["text"], fenced(" \\\n    ".join(lines), "bash"), took(figures)]
-    parts.append(f"![{lesson['title']}: what the command draws](images/lessons/{picture(lesson)})")
+    parts = [f"## {lesson['title']}", _filled(lesson["text"]), fenced(" \\\n    ".join(lines), "bash"), took(figures)]
+    parts.append(f"![{lesson['title']}: the command's picture](images/lessons/{picture(lesson)})")
     parts += [table(["#", "variant", *lesson["columns"]], figures["rows"])] if figures["rows"] else []
-    return "\n\n".join([*parts, f"**Look at:** {lesson['look']}", f"**Ask:** {lesson['ask']}"])
+    return "\n\n".join([*parts, _filled(f"**Look at:** {lesson['look']}"), _filled(f"**Ask:** {lesson['ask']}")])
+
+
+def _filled(text: str) -> str:
+    """Returns a paragraph in lines of at most 120 characters."""
+    return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
 
 
 def rendered() -> str:

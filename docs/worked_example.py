@@ -41,7 +41,7 @@ STEPS = (
     (
         "Learning rate",
         "train.learning_rate=5e-5+train.warmup_steps=0,3e-4+train.warmup_steps=0.1",
-        "Few rows give few updates, so each has to be larger than with the usual 5e-5; a warm-up keeps the first ones "
+        "Few rows give few updates, so each must be larger than with the usual 5e-5; a warm-up keeps the first ones "
         "small.",
     ),
     (
@@ -227,7 +227,7 @@ def _conclusion(found: Mapping[str, Any]) -> str:
     total = ", ".join(f"{NAMES[name]} {_written(name, found['total'][name])}" for name in NAMES)
     chance = [title for title, step in changes.items() if all(_effect_of(name, step[name]) < 1 for name in NAMES)]
     unclear = f" {' and '.join(chance).capitalize()} may not help: repeat with more seeds to know." if chance else ""
-    costs = f" What some of them cost: {'; '.join(costly)}." if costly else " None of them makes another figure worse."
+    costs = f" Costs: {'; '.join(costly)}." if costly else " None of them makes another figure worse."
     return (
         f"All changes together: {total}. Of {len(changes)} changes, {len(helping)} improve a figure by more than "
         f"chance explains: {'; '.join(helping)}.{unclear}{costs}"
