@@ -80,7 +80,7 @@ def toolkit(model: str, rows: str, folder: str, background: bool, saves: int) ->
         "checkpoint.save_total_limit=1", f"checkpoint.async_save={str(background).lower()}", f"output_dir={folder}",
     ]  # fmt: skip
     job = {"recipe": str(ROOT / "recipes/reviews.py"), "config": str(ROOT / "recipes/configs/reviews/smoke.yaml")}
-    methods = {name: waits.timed(getattr(Checkpointer, name)) for name in ("save", "wait_for_copy", "heed")}
+    methods = {name: waits.timed(getattr(Checkpointer, name)) for name in ("save", "wait_for_copy", "join_if")}
     with patch.multiple(Checkpointer, **methods), trained({**job, "overrides": overrides}, waits):
         pass
     own = [sum(waits.waited.get(step, 0.0) for step in range(number * EVERY, (number + 1) * EVERY))

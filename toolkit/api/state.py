@@ -40,7 +40,7 @@ class TrainState:
     skipped_steps: int = 0
     """Steps without an update, because of the fp16 scaler or `train.non_finite`; the schedule does not count them."""
     left_out: list[int] = field(default_factory=list)
-    """Steps whose update `train.non_finite` leaves out; after going back to a checkpoint, also one to come."""
+    """Steps whose update `train.non_finite` skips; after going back to a checkpoint, also one to come."""
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Sets the fields from the values of a checkpoint; values that this version does not know are ignored."""

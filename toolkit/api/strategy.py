@@ -61,8 +61,8 @@ class Strategy(ABC):
     """How processes share the training; one object per run.
 
     Every method is called on every rank, in the same order, and may communicate: `prepare`, `prepare_optimizer`,
-    `attach`; for each step `begin_step`, `window_gradient`, `clip`, `drop_update` if necessary, and `after_update`;
-    `settle` before parameters are evaluated or saved, then `full_model`, `own_parameters` or `own_optimizer`;
+    `bind`; for each step `begin_step`, `window_gradient`, `clip`, `drop_update` if necessary, and `after_update`;
+    `synchronize` before parameters are evaluated or saved, then `full_model`, `own_parameters` or `own_optimizer`;
     `loading` around what restores a checkpoint; `complete_model` at the end.
 
     Args:
@@ -95,7 +95,7 @@ class Strategy(ABC):
     def prepare_optimizer(self, optimizer: Optimizer) -> None:
         """Changes what the optimizer's step does; called before its schedule is built."""
 
-    def attach(self, replica: Replica) -> None:
+    def bind(self, replica: Replica) -> None:
         """Takes the prepared model and optimizer; called once, before anything is restored."""
         self.replica, self.model = replica, replica.bare_model
 
@@ -138,7 +138,7 @@ class Strategy(ABC):
             RunError: on every rank, if one of them has a gradient that is not finite.
         """
 
-    def settle(self, for_checkpoint: bool = False) -> None:
+    def synchronize(self, for_checkpoint: bool = False) -> None:
         """Makes parameters the same on every rank, and for a checkpoint also the optimizer's state.
 
         Raises:

@@ -67,7 +67,7 @@ class Task(ABC):
     the report."""
     answer_columns: Sequence[str] = ("prediction",)
     """Columns that `toolkit predict` adds to every row. The first is `prediction`; `score` is its probability (0 to 1);
-    `scores` and `n_best` are all that the model considered, and are left out of tables unless asked for."""
+    `scores` and `n_best` are all that the model considered, and are not in tables unless asked for."""
     error_name: str = ""
     """Name of the first number of `error`."""
 

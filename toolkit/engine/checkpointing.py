@@ -214,7 +214,7 @@ class Checkpointer:
         """
         self.join()
         training, run = self.training, self.training.run
-        run.strategy.settle(for_checkpoint=True)
+        run.strategy.synchronize(for_checkpoint=True)
         model = run.strategy.own_parameters()
         require_finite(run.accelerator, model, training.state.step)
         new = self._new_checkpoint(model)
@@ -252,8 +252,8 @@ class Checkpointer:
         state = self.background.state
         return float(state is Flight.FAILED), float(state is Flight.WRITTEN)
 
-    def heed(self, failed: float, written: float) -> None:
-        """Ends the flight of a checkpoint that failed on any rank or is written on all.
+    def join_if(self, failed: float, written: float) -> None:
+        """Joins a checkpoint that failed on any rank or is written on all.
 
         Args:
             failed: sum of the first of `flags` over all ranks.
@@ -410,11 +410,11 @@ NOTABLE_SHARE = 0.1
 """Share of the free disk above which a run says how much it will fill."""
 
 
-def refuse_full_disk(run: Run, milestones: Milestones) -> None:
-    """Refuses a run whose model, checkpoints and snapshots do not fit on the disk. Call it on the main process.
+def require_disk_space(run: Run, milestones: Milestones) -> None:
+    """Raises an error if the model, checkpoints and snapshots do not fit on the disk. Call it on the main process.
 
     The estimate counts weights and the optimizer's state, but no states of callbacks. What an earlier session has
-    written stays until it is replaced, and is not free. A run that may end before its last step is not refused.
+    written stays until it is replaced, and is not free. A run that may end before its last step passes.
 
     Raises:
         CheckpointError: with the space that is needed, the space that is free, and the settings to change.

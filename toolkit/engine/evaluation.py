@@ -240,9 +240,9 @@ class Evaluator:
             except Abandoned:  # parameters must be those of training again when it is raised
                 pass
             except RunError as error:
-                told = RunError(f"step {training.state.step}: {error}. Checkpoints of earlier steps are kept")
-                told.shared = error.shared
-                raise told from error
+                named = RunError(f"step {training.state.step}: {error}. Checkpoints of earlier steps are kept")
+                named.shared = error.shared
+                raise named from error
         if result is None:
             raise Abandoned
         if name == "validation":

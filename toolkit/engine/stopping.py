@@ -66,13 +66,13 @@ def interruptible(model: nn.Module, mesh: Mesh, is_stopping: Callable[[], bool])
     with ExitStack() as changed, suppress(_Stopped):
         if not mesh.is_split:
             for module in {model, getattr(model, "get_base_model", lambda: model)()}:
-                changed.callback(module.register_forward_pre_hook(partial(_refuse, is_stopping)).remove)
+                changed.callback(module.register_forward_pre_hook(partial(_end_pass, is_stopping)).remove)
         elif mesh.tensor * mesh.pipeline == 1:
             changed.enter_context(_ending_generation(model, is_stopping))
         yield
 
 
-def _refuse(is_stopping: Callable[[], bool], *ignored: Any) -> None:
+def _end_pass(is_stopping: Callable[[], bool], *ignored: Any) -> None:
     if is_stopping():
         raise _Stopped
 

@@ -41,7 +41,7 @@ def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
     """Trains a run to its end; see `toolkit.engine.fit`.
 
     Raises:
-        ConfigError: if the Trainer refuses its arguments.
+        ConfigError: if the Trainer rejects its arguments.
         RunError: if an update would be non-finite, or a checkpoint cannot be written.
         Interrupted: after a stop signal, once a checkpoint has been written.
     """

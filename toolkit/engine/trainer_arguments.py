@@ -20,7 +20,7 @@ def training_arguments(run: Run, milestones: Milestones) -> TrainingArguments:
     """Returns the Trainer's arguments: the run's settings that callbacks may read, and `trainer.args`.
 
     Raises:
-        ConfigError: if the Trainer refuses them.
+        ConfigError: if the Trainer rejects them.
     """
     from transformers import TrainingArguments
 
@@ -56,7 +56,7 @@ def training_arguments(run: Run, milestones: Milestones) -> TrainingArguments:
             **cfg.trainer.args,
         )
     except (ValueError, TypeError, ImportError) as error:
-        raise ConfigError([f"trainer.args: transformers refuses {show(cfg.trainer.args)}: {error}"]) from error
+        raise ConfigError([f"trainer.args: transformers rejects {show(cfg.trainer.args)}: {error}"]) from error
 
 
 def trainer_callback(name: str) -> TrainerCallback:

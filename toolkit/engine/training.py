@@ -29,7 +29,7 @@ from toolkit.distributed.stop import StopSignal
 from toolkit.distributed.window import seed_all
 from toolkit.engine.callbacks import build_callbacks
 from toolkit.engine.callbacks.costs import total_of
-from toolkit.engine.checkpointing import BackgroundSave, Checkpointer, refuse_full_disk
+from toolkit.engine.checkpointing import BackgroundSave, Checkpointer, require_disk_space
 from toolkit.engine.evaluation import Evaluator
 from toolkit.engine.meter import ProgressMeter, TimeEstimate
 from toolkit.engine.non_finite import UpdateGuard, require_finite
@@ -91,7 +91,7 @@ class Session(Training):
         """
         session = cls(run, observers)
         _note_long_rows(run)
-        on_main(run.accelerator, refuse_full_disk, run, session.milestones)
+        on_main(run.accelerator, require_disk_space, run, session.milestones)
         step, mark = 0, None
         if run.resume is not None:
             step, mark = run.resume.step, SavedState.from_json(run.resume.state).metrics
@@ -132,7 +132,7 @@ class Session(Training):
         """
         self.model, self.bare_model = model, self.run.accelerator.unwrap_model(model)
         self.optimizer, self.schedule = optimizer, schedule
-        self.strategy.attach(self)
+        self.strategy.bind(self)
         self.callbacks |= build_callbacks(self)
         self.stopper = Stopper(self, self.stop_signal, partial(self.save, now=True))
         self.observers = [each.watching(self) for each in self.observers]
@@ -222,7 +222,7 @@ class Session(Training):
         *stops, lost, failed, written = all_sum(run.accelerator, *own)
         self.beat()
         self.updates.agree_if(lost)
-        self.checkpointer.heed(failed, written)
+        self.checkpointer.join_if(failed, written)
         self.stopper.stop_if(stops)
         self.updates.begin()
         self.window, self._window_items = window, items
@@ -359,7 +359,7 @@ class Session(Training):
         """Synchronises the parameters of all ranks before they are read."""
         self.run.memory.pause()
         self.checkpointer.wait_for_copy()
-        self.strategy.settle()
+        self.strategy.synchronize()
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
         """Splits a micro-batch of the current step; see `toolkit.api.strategy.Replica`."""

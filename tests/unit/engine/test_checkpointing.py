@@ -16,7 +16,7 @@ from toolkit.base.console import format_duration, log_to_console
 from toolkit.base.errors import CheckpointError
 from toolkit.config.sections import CheckpointConfig, ModelConfig, TrainConfig, TrainerConfig
 from toolkit.config.train import ParallelConfig
-from toolkit.engine.checkpointing import refuse_full_disk
+from toolkit.engine.checkpointing import require_disk_space
 from toolkit.engine.meter import TimeEstimate
 
 FEW = ("data.max_train_samples=16", "data.max_eval_samples=4", "eval.eval_steps=null")
@@ -94,11 +94,11 @@ def test_snapshots_and_the_copy_of_a_split_model_need_space_too(tmp_path, monkey
         resume=None,
     )
     milestones = SimpleNamespace(total_steps=8, steps_per_epoch=4, save_every=None)
-    refuse_full_disk(run, milestones)
+    require_disk_space(run, milestones)
     found = "about 2.34 KiB (a model of 400 B, 4 snapshots of 400 B and a complete copy of 400 B); 9.77 KiB are free"
     assert found in capsys.readouterr().out
     run.resume = SimpleNamespace(step=5)
-    refuse_full_disk(run, milestones)
+    require_disk_space(run, milestones)
     assert "2 snapshots of 400 B" in capsys.readouterr().out
 
 

@@ -157,9 +157,9 @@ class DataParallel(Replicas):
     power: PowerSGD | None = None
     """What PowerSGD keeps, if gradients are exchanged in that way."""
 
-    def attach(self, replica: Replica) -> None:
+    def bind(self, replica: Replica) -> None:
         """Takes the prepared model and optimizer; sets how gradients are sent (`train.ddp_comm_hook`)."""
-        super().attach(replica)
+        super().bind(replica)
         self._buffers_wire = Wire()
         hook, model = self.cfg.train.ddp_comm_hook, replica.model
         if not isinstance(model, DistributedDataParallel):
@@ -172,7 +172,7 @@ class DataParallel(Replicas):
             self.power = PowerSGD(self.model, self.cfg.train.power_sgd_rank, self.mesh.data_size)
             self.power.register(model)
 
-    def settle(self, for_checkpoint: bool = False) -> None:
+    def synchronize(self, for_checkpoint: bool = False) -> None:
         """Gives all processes the main one's buffers, and collects for a checkpoint what each has not sent yet.
 
         DDP copies buffers before each forward pass only, so after it each process has statistics of its own rows.

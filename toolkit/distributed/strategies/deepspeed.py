@@ -211,9 +211,9 @@ class DeepSpeed(Replicas):
 
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
-    def attach(self, replica: Replica) -> None:
+    def bind(self, replica: Replica) -> None:
         """Takes the prepared model and optimizer, whose state is that of the split one from now on."""
-        super().attach(replica)
+        super().bind(replica)
         unwrapped(replica.optimizer).state = self.split.state
 
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:

@@ -91,7 +91,7 @@ class LocalSGD(Replicas):
             self._average()
             self._outer_step()
 
-    def settle(self, for_checkpoint: bool = False) -> None:
+    def synchronize(self, for_checkpoint: bool = False) -> None:
         """Averages what was trained since the last time; the outer optimizer waits for the end of its period.
 
         A checkpoint holds one optimizer, so where moments are not averaged, all ranks take the main process's.

@@ -48,7 +48,7 @@ class Histograms(Callback):
         if step % self.every:
             return
         found = self.gradients | self._of("weights", self._trained())
-        self.gradients = {}  # of an update that is left out there are none
+        self.gradients = {}  # a skipped update has none
         run = self.training.run
         on_main(run.accelerator, run.trackers.histograms, found, step)
 

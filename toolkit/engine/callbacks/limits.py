@@ -56,7 +56,7 @@ class Target(Callback):
         return {}, {"goal": [self.score.name, self.goal], "reached": dict(self.reached), "ended": self.ended}
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Restores that; a run that reached its target goes on if it is resumed with another one."""
+        """Restores whether the target was reached; a resumed run with a different target continues."""
         if values["goal"] == [self.score.name, self.goal]:
             reached, self.ended = dict(values["reached"]), bool(values["ended"])
             names = [*NEEDED, *({ENERGY} & reached.keys())] if reached else []

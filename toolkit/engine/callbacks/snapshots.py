@@ -38,7 +38,7 @@ class Snapshots(Callback):
         """
         step, accelerator = self.training.state.step, self.training.run.accelerator
         if step in self.ends:
-            self.training.run.strategy.settle()
+            self.training.run.strategy.synchronize()
             with self.training.as_result():
                 require_finite(accelerator, self.training.bare_model.state_dict(), step)
                 self.digests[step] = on_main(accelerator, self._write, step)
