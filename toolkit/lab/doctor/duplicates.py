@@ -17,7 +17,7 @@ from toolkit.data.keys import NO_GROUP, first_like
 from toolkit.lab.doctor.findings import Finding, Part, input_columns, pair
 
 SIDE, COARSE = 16, 8
-"""Cells of a grid on each side: that which is compared, and that whose steps are the keys."""
+"""Cells on each side of the grid that is compared, and of the one whose steps are the keys."""
 LEAST_STEP = 2
 """Difference of two neighbouring cells, of 255, from which it counts."""
 MOST_BITS = 20
@@ -52,12 +52,7 @@ class Print:
 
 
 def steps(wide: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Returns the bits of a fingerprint.
-
-    Args:
-        wide: `[8, 9]` uint8 cells.
-        high: `[9, 8]` uint8 cells.
-    """
+    """Returns the bits of a fingerprint from `[8, 9]` and `[9, 8]` uint8 cells."""
     across, down = (np.diff(cells.astype(np.int16), axis=axis) for cells, axis in ((wide, 1), (high, 0)))
     return np.concatenate([across.ravel(), down.ravel()]) >= LEAST_STEP
 
@@ -97,17 +92,7 @@ def of_audio(file: Mapping[str, Any]) -> Print | None:
 
 
 def loudness(samples: np.ndarray, rate: int, bands: int, stretches: int) -> np.ndarray:
-    """Returns the loudness of a clip by frequency and time.
-
-    Args:
-        samples: `[N]` float32.
-        rate: samples per second.
-        bands: number of bands of frequencies.
-        stretches: number of stretches of time.
-
-    Returns:
-        `[bands, stretches]` uint8: 255 is the loudest cell, 0 is `RANGE_DECIBEL` below it.
-    """
+    """Returns the loudness by band and stretch of time, uint8: 255 is the loudest cell, 0 `RANGE_DECIBEL` below it."""
     wide = max(round(WINDOW_SECONDS * rate), 2)
     padded = np.pad(samples, (0, max(0, stretches * wide - len(samples))))
     frames = padded[: len(padded) // wide * wide].reshape(-1, wide) * np.hanning(wide).astype(np.float32)
@@ -121,13 +106,7 @@ def loudness(samples: np.ndarray, rate: int, bands: int, stretches: int) -> np.n
 
 
 def likeness(one: Print, other: Print, kind: str) -> float | None:
-    """Returns the correlation of two fingerprints' cells; None if the files are not nearly equal.
-
-    Args:
-        one: a fingerprint.
-        other: another.
-        kind: `image` or `audio`; clips must have nearly the same length, too.
-    """
+    """Returns the correlation of the cells of two images or clips of nearly one length; None if they are not alike."""
     if kind == "audio" and abs(one.size[0] - other.size[0]) > MOST_LENGTH * max(one.size[0], other.size[0]):
         return None
     if int((one.bits != other.bits).sum()) > MOST_BITS:
@@ -150,11 +129,7 @@ _WORD = re.compile(r"\w+")
 
 
 def pieces(text: str) -> np.ndarray:
-    """Returns the hashes of the different pieces of a text, sorted; case, punctuation and blanks do not count.
-
-    Returns:
-        `[N]` uint64; N is 1 for a text that is shorter than a piece.
-    """
+    """Returns the sorted uint64 hashes of a text's distinct pieces, at least one, ignoring case and punctuation."""
     plain = " ".join(_WORD.findall(text[:MOST_CHARACTERS].casefold()))
     codes = np.frombuffer(plain.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.uint64)
     size = min(PIECE, max(len(codes), 1))
@@ -172,17 +147,11 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 
 def band_keys(found: np.ndarray) -> np.ndarray:
-    """Returns keys of a text: two texts share a key with a probability that rises steeply with their similarity.
+    """Returns `[BANDS]` keys of a text: the probability of a shared key rises steeply with the similarity of two texts.
 
     The smallest hashes of `BINS` ranges of hashes are equal in two texts with the probability of their Jaccard
     similarity (MinHash, Broder 1997; in one pass: Li, Owen and Zhang 2012, arXiv 1208.1259; empty ranges borrow from
-    the next: Shrivastava and Li 2014). A key is made of `BINS / BANDS` of them.
-
-    Args:
-        found: `[N]` uint64 hashes of the pieces.
-
-    Returns:
-        `[BANDS]` uint64.
+    the next: Shrivastava and Li 2014). A key combines `BINS / BANDS` of them.
     """
     smallest = np.full(BINS, np.iinfo(np.uint64).max, dtype=np.uint64)
     np.minimum.at(smallest, (found >> np.uint64(58)).astype(np.int64), found)
@@ -204,11 +173,7 @@ def similarity(one: str, other: str) -> float:
 
 
 def text_keys(rows: Sequence[Sequence[str]]) -> np.ndarray:
-    """Returns the keys of rows with one or several texts; rows share a key if all their texts do.
-
-    Returns:
-        `[rows, BANDS]` uint64.
-    """
+    """Returns the `[rows, BANDS]` keys of rows with one or several texts; rows share a key if all their texts do."""
     keys = np.zeros((len(rows), BANDS), dtype=np.uint64)
     for number, texts in enumerate(rows):
         for text in texts:
@@ -217,17 +182,10 @@ def text_keys(rows: Sequence[Sequence[str]]) -> np.ndarray:
 
 
 def similar_pairs(keys: np.ndarray, likeness: Callable[[int, int], float | None]) -> list[tuple[int, int, float]]:
-    """Returns each row that is like an earlier one.
+    """Returns, for each row that is like an earlier one, the first such row, the row, and their likeness.
 
-    A row is compared with the first row of each of its keys, and with the one before it that has the key.
-
-    Args:
-        keys: `[rows, K]`.
-        likeness: returns how similar two rows are, or None if they are not.
-
-    Returns:
-        The earlier row, the row, and their likeness, in the order of the rows; each row once, with the first that it
-        is like.
+    A row is compared with the first and with the previous row of each of its keys (`[rows, K]`); `likeness` returns
+    None for rows that are not alike.
     """
     if not len(keys):
         return []
@@ -260,13 +218,7 @@ def different_rows(parts: Sequence[Part]) -> list[tuple[Part, int]]:
 
 
 def near_rows(task: Task, rows: Sequence[tuple[Part, int]], prints: Sequence[Print | None]) -> Iterator[Finding]:
-    """Yields the findings about rows that are nearly equal within and across splits.
-
-    Args:
-        task: tells which columns are inputs.
-        rows: the rows to compare.
-        prints: the fingerprint of each row's file; empty if inputs are texts.
-    """
+    """Yields the findings about rows that are nearly equal within and across splits; texts have no `prints`."""
     pairs = _by_file(task, prints) if reads_files(task) else _by_text(task, rows)
     inside: list[dict[str, Any]] = []
     across: list[dict[str, Any]] = []

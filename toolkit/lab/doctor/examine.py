@@ -52,12 +52,7 @@ class Examined:
 
 
 def examine(subject: Subject, run: Path | None, recipe: Path) -> Examined:
-    """Examines the rows of a run.
-
-    Args:
-        subject: the settings, and all rows, of which those that cannot be used are skipped.
-        run: output folder of a finished run or of a cross-validation, whose predictions are used, or None.
-        recipe: the recipe's file.
+    """Examines the usable rows, with the predictions of a finished `run` or cross-validation if there is one.
 
     Raises:
         InputError: if the predictions cannot be used.
@@ -99,7 +94,7 @@ def _histograms(cfg: Config, task: Task, train: Part, prints: list[Any]) -> Iter
 
 
 def _bad_rows(subject: Subject) -> Iterator[Finding]:
-    """Yields the rows that cannot be used at all."""
+    """Yields the unusable rows."""
     for name, table in subject.rows.tables.items():
         if table.bad:
             rows = [{"split": name, "file": table.source, "row": bad.number, "reason": bad.reason} for bad in table.bad]
@@ -124,13 +119,7 @@ class Suggestion:
 
 
 def suggestions(cfg: Config, examined: Examined, accepts: Callable[[Sequence[str]], object]) -> list[dict[str, Any]]:
-    """Returns changes that answer the findings, as JSON objects.
-
-    Args:
-        cfg: the settings.
-        examined: the findings.
-        accepts: loads the run's settings with overrides; raises ConfigError if they are refused.
-    """
+    """Returns suggested changes, as JSON objects, without those for which `accepts` raises ConfigError."""
     found = []
     for each in _suggested(cfg, examined):
         try:

@@ -64,7 +64,7 @@ class Finding:
 
 
 def parts_of(checked: CheckedRows) -> list[Part]:
-    """Returns the splits of a run, those first that rows are compared with: training, validation, test."""
+    """Returns the splits of a run: training, validation, test."""
     parts = []
     for name, rows in checked.splits.items():
         table = checked.tables[name if name in checked.tables else "train"]
@@ -80,7 +80,7 @@ def input_columns(task: Task) -> list[str]:
 
 
 def pair(part: Part, row: int, other: Part, other_row: int, **more: Any) -> dict[str, Any]:
-    """Returns a row with the row that it is like, as a JSON object."""
+    """Returns a row with the one it resembles, as a JSON object."""
     like = {f"like_{name}": value for name, value in other.place(other_row).items()}
     return {**part.place(row), **like, **more}
 
@@ -126,12 +126,7 @@ MOSTLY = 0.5
 
 
 def column_findings(profile: Profile, roles: Mapping[str, str]) -> Iterator[Finding]:
-    """Yields a finding for each column without information.
-
-    Args:
-        profile: the columns of the training file.
-        roles: what a column is used as, by its name in the file.
-    """
+    """Yields a finding for each column of the training file without information; `roles` says what columns are."""
     for column in profile.columns.values():
         use = f"used as {roles[column.name]}" if column.name in roles else "which the task does not use"
         details: dict[str, Any] = {"column": column.name, "used_as": roles.get(column.name)}

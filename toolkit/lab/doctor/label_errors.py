@@ -1,7 +1,7 @@
 """Likely wrong labels, from the predictions of models that were not trained on the rows.
 
 Confident learning (Northcutt, Jiang and Chuang 2021, arXiv 1911.00068), by cleanlab where there are probabilities of
-every class. What it finds should be looked at: a weak model is often sure of what is wrong.
+every class. Look at each finding: a weak model is often confident and wrong.
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ class Predicted:
 
 
 def predictions_of(folder: Path, recipe: Path) -> Predicted:
-    """Reads the predictions of a run, or of all folds of a cross-validation.
-
-    Args:
-        folder: the output folder of a finished run or of `toolkit cross-validate`.
-        recipe: the recipe's file.
+    """Reads the predictions of a finished run, or of all folds of a cross-validation.
 
     Raises:
         InputError: if the folder is neither, or has no predictions, or its rows have changed since.
@@ -117,7 +113,7 @@ LETTERS = 80
 
 
 def label_errors(found: Predicted) -> Iterator[Finding]:
-    """Yields the rows whose labels are likely to be wrong, or, where that cannot be told, those with large errors."""
+    """Yields the rows with likely wrong labels or, for tasks where labels cannot be judged, with large errors."""
     labelled = [place for place, record in enumerate(found.records) if _label(record) is not None]
     records = [found.records[place] for place in labelled]
     if not records:
@@ -186,7 +182,7 @@ def _of_classes(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[st
 
 
 def _probability(record: Mapping[str, Any]) -> float:
-    """Returns the probability that a model gave to a label: of several labels, to the least likely part of them."""
+    """Returns the predicted probability of a label; of several labels, that of the least likely one."""
     scores, label = record["scores"], record["label"]
     if isinstance(label, str):
         return round(float(scores[label]), 6)
@@ -214,7 +210,7 @@ def _of_numbers(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[st
 
 
 def _of_entities(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """Finds entities that models are as sure of as of right ones, but that are not labelled.
+    """Finds unlabelled entities whose probability is as high as that of correct ones.
 
     A model's probability is known for predicted entities only. The threshold of a type is the mean probability of its
     right predictions, as in confident learning.
@@ -237,7 +233,7 @@ def _of_entities(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[s
 
 
 def _of_answers(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """Finds answers that models are as sure of as of right ones, but that share no word with the labelled ones."""
+    """Finds answers whose probability is as high as that of correct ones, but that share no word with the label."""
     from toolkit.metrics.squad import squad_scores
 
     overlap = [squad_scores([each["prediction_text"]], [each["answers"]])["f1"] for each in records]

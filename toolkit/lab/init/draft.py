@@ -1,4 +1,4 @@
-"""A new YAML: the kind of data is recognised from a sample, the rest follows from all rows, checked as in a run."""
+"""A new YAML: a sample shows the kind of data, and all rows, checked as in a run, the remaining settings."""
 
 from __future__ import annotations
 
@@ -73,12 +73,7 @@ class _NoTask:
 
 
 def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = ()) -> Draft:
-    """Guesses the settings for a file or folder.
-
-    Args:
-        source: the file or folder.
-        recipe: name of the recipe; None guesses it.
-        overrides: `section.key=value` settings, which are not guessed.
+    """Guesses the settings for a file or folder, except for `overrides`, and the recipe, unless it is named.
 
     Raises:
         InputError: if the data fits no recipe; the message says which columns there are, and what to do.
@@ -118,11 +113,7 @@ def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = ())
 def _rows(
     task_type: type[Task], sample: Sample, guesses: Sequence[Guess], overrides: Sequence[str]
 ) -> tuple[Config, CheckedRows]:
-    """Returns the settings that do not follow from the rows, and the rows, checked and split.
-
-    Raises:
-        DataError: if too many rows cannot be used; names the columns that were guessed.
-    """
+    """Returns the settings so far, and the rows, checked and split; a DataError names the guessed columns."""
     cfg = load_settings(task_type, _nested(guesses), overrides, {}).config
     try:
         return cfg, check_rows(replace(cfg, data=replace(cfg.data, bad_rows="skip")), task_type(cfg))
@@ -145,12 +136,7 @@ def _label_map(sample: Sample, cfg: Config, rows: CheckedRows) -> Guess | None:
 
 
 def recognise(profile: Profile, recipe: str | None, given: Mapping[str, str]) -> tuple[Kind, Columns]:
-    """Returns the kind of data and its columns, by the recipe's names.
-
-    Args:
-        profile: the columns of the file.
-        recipe: name of the recipe; None takes the first kind that fits.
-        given: the settings that the user named, by dotted key.
+    """Returns the first kind of data that fits, of `recipe` if it is named, and its columns by the recipe's names.
 
     Raises:
         InputError: if the data fits no recipe, or not this one.

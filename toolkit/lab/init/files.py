@@ -27,14 +27,7 @@ _SENTENCE = 3
 
 
 def file_guesses(data: DataConfig) -> Iterator[Guess]:
-    """Yields how the training file is read where the settings that are given do not say so.
-
-    Args:
-        data: the settings that are given.
-
-    Raises:
-        DataError: if the file is not text in an encoding that can be guessed.
-    """
+    """Yields the guessed settings for reading the training file; raises DataError if the encoding is unknown."""
     source, reading = str(data.train_file), Reading.of(data)
     file = expanded(files_of(source)[0])
     if file.is_dir() or file.suffix.lower() in _BINARY:
@@ -82,11 +75,7 @@ _NAMES = {
 
 
 def split_files(source: str) -> list[Guess]:
-    """Returns the settings of the files: `train...` and its neighbours `validation...` and `test...`, or one file.
-
-    Args:
-        source: a file, or a folder of classes or of such files.
-    """
+    """Returns the settings of the files: `train...` and its neighbours `validation...` and `test...`, or one file."""
     path = expanded(source)
     if aligned_files(source) or not path.exists():
         return [Guess("data.train_file", source)]

@@ -116,12 +116,7 @@ class Tokens:
 
 
 def tokens(texts: Sequence[str], folder: Path | None) -> Tokens:
-    """Counts the tokens of texts.
-
-    Args:
-        texts: at least one text.
-        folder: a folder with the files of a model; without a `tokenizer.json` in it, the numbers are estimated.
-    """
+    """Counts the tokens of texts, at least one, by the `tokenizer.json` in a model's folder, or else by an estimate."""
     from tokenizers import Tokenizer
 
     some = evenly(texts, COUNTED_TEXTS)
@@ -231,13 +226,7 @@ _GROUPS = {"author", "client", "customer", "document", "group", "patient", "sess
 
 
 def training(rows: int, tokens: int, learning_rate: float) -> list[Guess]:
-    """Returns batch size, epochs and learning rate.
-
-    Args:
-        rows: number of training rows.
-        tokens: largest number of tokens of an input; 0 if inputs are of one size.
-        learning_rate: the usual one for the model.
-    """
+    """Returns batch size, epochs and learning rate; `tokens` are those of the longest input, 0 for a fixed size."""
     window = ROWS_PER_STEP
     while window > 4 and rows < LEAST_STEPS * window:
         window //= 2
@@ -258,12 +247,7 @@ def training(rows: int, tokens: int, learning_rate: float) -> list[Guess]:
 
 
 def evaluation(labels: Mapping[str, int], single: bool) -> list[Guess]:
-    """Returns when to evaluate and save, and the metric that selects the best model.
-
-    Args:
-        labels: number of rows with each label; empty if rows have none.
-        single: whether each row has exactly one.
-    """
+    """Returns when to evaluate and save, and the metric of the best model for these labels, one per row if `single`."""
     found = [Guess("eval.eval_steps", "epoch")]
     if single and labels and max(labels.values()) >= UNEVEN * min(labels.values()):
         why = "classes are uneven: accuracy would mostly measure the largest"

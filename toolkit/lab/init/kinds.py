@@ -102,10 +102,7 @@ def has_kind(kind: str) -> Callable[[ColumnProfile], bool]:
 
 
 def repeats(column: ColumnProfile) -> tuple[float, float]:
-    """Returns whether few rows have no value (1 or 0), and how often a value occurs, on average.
-
-    Rows without a label cannot be used, and a run stops if they are many.
-    """
+    """Returns whether few enough rows for a run lack a value (1 or 0), and how often a value occurs, on average."""
     rows = len(column.values) + column.empty
     return float(column.empty <= DataConfig.max_bad_rows * rows), len(column.values) / max(len(column.counts), 1)
 
@@ -204,11 +201,7 @@ def can_be_label(column: ColumnProfile) -> bool:
 
 
 def merged(counts: Mapping[str, int]) -> dict[str, str]:
-    """Maps labels that differ from a more frequent one only in case and blanks to that one.
-
-    Args:
-        counts: number of rows with each label.
-    """
+    """Maps labels to the most frequent of those that differ from them only in case and blanks."""
     alike: dict[str, list[str]] = {}
     for label in counts:
         alike.setdefault(" ".join(label.casefold().split()), []).append(label)
@@ -248,7 +241,7 @@ def _has_numbers(column: ColumnProfile) -> bool:
 def _separated(column: ColumnProfile, separator: str) -> float:
     """Returns the share of values with several labels; 0 if the separator is part of names.
 
-    Labels are those that occur in different combinations: their number is not above that of the combinations.
+    The parts are labels if they recur: there are at most as many as there are combinations of them.
     """
     several = sum(count for value, count in column.counts.items() if separator in value.strip(separator))
     combinations = {frozenset(part.strip() for part in value.split(separator)) for value in column.counts}

@@ -90,13 +90,7 @@ class Model:
 
 
 def choose(kind: str, languages: Sequence[str | None], asked: str | None) -> Model:
-    """Returns the model for a kind of data.
-
-    Args:
-        kind: a key of `CANDIDATES`.
-        languages: codes of the languages of the texts; None for one that is not recognised.
-        asked: the hub id or folder that the user named, or None.
-    """
+    """Returns the model for a kind of data and its languages (None is unrecognised), or the one that is asked for."""
     from toolkit.modalities.text import positions
 
     fitting = [each for each in CANDIDATES[kind] if not each.languages or set(languages) <= set(each.languages)]

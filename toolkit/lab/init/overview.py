@@ -54,15 +54,7 @@ class Subject:
 
 
 def subject(task_type: type[Task], cfg: Config) -> Subject:
-    """Reads the rows of a run.
-
-    Args:
-        task_type: the recipe's task.
-        cfg: the settings.
-
-    Raises:
-        DataError: if a file cannot be read, or none of its rows can be used.
-    """
+    """Reads the rows of a run; raises DataError if a file cannot be read, or none of its rows can be used."""
     data, task = cfg.data, task_type(cfg)
     rows = check_rows(replace(cfg, data=replace(data, bad_rows="skip", max_bad_rows=1.0)), task)
     if data.dataset_name is None:
@@ -72,15 +64,7 @@ def subject(task_type: type[Task], cfg: Config) -> Subject:
 
 
 def subject_of_file(source: str, overrides: Sequence[str]) -> Subject:
-    """Reads the rows of a file as `toolkit init` would train on them.
-
-    Args:
-        source: a file, or a folder.
-        overrides: `section.key=value` settings, which are not guessed.
-
-    Raises:
-        InputError: if the data fits no recipe, or a setting is wrong.
-    """
+    """Reads the rows of a file or folder as `toolkit init` would train on them; raises InputError if no recipe fits."""
     made = draft(source, None, overrides)
     return Subject(made.config, made.task, made.rows, made.sample.profile)
 
@@ -155,7 +139,7 @@ def _labels(labels: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def _numbers(task: Task, rows: datasets.Dataset) -> str | None:
-    """Returns the range of a column of numbers to predict, or None if there is none."""
+    """Returns the range of a numeric target column, or None if there is none."""
     for name, column in used_columns(task).items():
         values = rows[name][:] if column.label and name in rows.column_names else []
         found = [number for value in values if isinstance(value, list) for number in value if isinstance(number, float)]
@@ -204,13 +188,7 @@ def _summary(lengths: Sequence[int]) -> list[str]:
 
 
 def limit_of(task: Task, column: str, texts: Sequence[str]) -> str | None:
-    """Returns the option that truncates a column; None if there is none.
-
-    Args:
-        task: the task.
-        column: a column of texts.
-        texts: all columns of texts.
-    """
+    """Returns the option that truncates one of the columns of `texts`; None if there is none."""
     limits = limits_of(task.options)
     sides = {getattr(task, side, None): side for side in ("source", "target")}  # of sequence-to-sequence tasks
     alone = len(texts) == 1 and not task.has("regroup")

@@ -1,7 +1,4 @@
-"""What the columns of a file hold: types, numbers of different values and lengths, from a sample of its rows.
-
-A profile is the basis of guesses and overviews. It checks nothing: `toolkit.data.table` checks every row.
-"""
+"""Profiles of columns from a sample of rows: types, distinct values, lengths; `toolkit.data.table` checks all rows."""
 
 from __future__ import annotations
 
@@ -94,12 +91,7 @@ class Profile:
 
 
 def profile(source: str, rows: Iterator[RawRow]) -> Profile:
-    """Returns the profile of rows.
-
-    Args:
-        source: their file or folder.
-        rows: all of them; of many, evenly spaced ones are looked at.
-    """
+    """Returns the profile of the rows of a file or folder; of many rows, it samples evenly spaced ones."""
     total = 0
 
     def counted() -> Iterator[RawRow]:
@@ -119,15 +111,7 @@ def profile(source: str, rows: Iterator[RawRow]) -> Profile:
 
 
 def profile_file(source: str, reading: Reading = RECOGNISED) -> Profile:
-    """Returns the profile of a file or folder.
-
-    Args:
-        source: the file or folder.
-        reading: how to read it.
-
-    Raises:
-        DataError: if it cannot be read, or has no rows.
-    """
+    """Returns the profile of a file or folder; raises DataError if it cannot be read, or has no rows."""
     return profile(source, read_rows(source, reading))
 
 

@@ -1,7 +1,7 @@
 """Population based training (Jaderberg et al. 2017, arXiv 1711.09846) over exact checkpoints.
 
 All members train to the next evaluation. Then the worst ones copy the checkpoint of one of the best (exploit), and
-change its settings a little (explore). This goes on to the end of the run.
+change its settings a little (explore), until the end of the run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Member:
         """Its value at each evaluation; None if it had failed by then."""
         self.history: list[dict[str, Any]] = [{"step": 0, "parent": None, "settings": dict(trial.params)}]
         self.explored = 0
-        """Number of evaluations after which it was replaced, or not."""
+        """Number of evaluations after which its replacement was decided."""
         self.seconds = 0.0
         self.result: Result | None = None
         with suppress(OSError, ValueError):
@@ -80,12 +80,7 @@ class Member:
 
 
 def run(search: Search, book: Book, told: Told) -> None:
-    """Runs a population to its end, or until the time is over.
-
-    Args:
-        search: the search; `trials` is the number of members.
-        book: its study.
-        told: called when a member comes to its end.
+    """Runs a population of `search.trials` members to its end, or until the time is over; calls `told` for each.
 
     Raises:
         RunError: if all members have failed.
@@ -110,11 +105,7 @@ def run(search: Search, book: Book, told: Told) -> None:
 
 
 def _all(book: Book) -> list[Trial]:
-    """Returns the trials of all members, which are drawn if there are too few.
-
-    Raises:
-        RunError: if too many points in a row are refused.
-    """
+    """Returns the trials of all members; draws those that are missing."""
     from optuna.trial import Trial
 
     book.orphans()  # gives up those that a killed search has left without a point
@@ -142,7 +133,7 @@ def _train_all(search: Search, members: Sequence[Member]) -> None:
 
 
 def _note(member: Member, result: Result) -> None:
-    """Notes how a member came to an evaluation."""
+    """Records how a member reached an evaluation."""
     member.values.append(result.get("value") if result["state"] in ("segment", "finished") else None)
     member.seconds = round(member.seconds + result["seconds"], 1)
     member.history[-1] |= {"to": result.get("steps"), "value": member.last}
@@ -173,13 +164,7 @@ def ranked(members: Sequence[Member], greater_is_better: bool) -> list[Member]:
 
 
 def replacements(members: Sequence[Member], greater_is_better: bool, seed: int) -> list[tuple[Member, Member]]:
-    """Returns which members are replaced, each with the member that it becomes a child of.
-
-    Args:
-        members: the members, at the same evaluation.
-        greater_is_better: whether a greater value is better.
-        seed: seed of the choice among the best.
-    """
+    """Returns the members to replace after an evaluation, each with its new parent, drawn from the best."""
     order = ranked(members, greater_is_better)
     alive = [each for each in order if each.last is not None]
     count = min(max(1, len(members) // QUANTILE), len(members) // 2)
@@ -191,7 +176,7 @@ def replacements(members: Sequence[Member], greater_is_better: bool, seed: int) 
 
 
 def _next_generation(search: Search, book: Book, members: Sequence[Member], generation: int) -> None:
-    """Replaces the worst members. Killed at any moment, the next call does the rest: parents have not gone on."""
+    """Replaces the worst members; after a kill at any moment, the next call completes it, as parents are unchanged."""
     seed = zlib.crc32(f"{search.base.seed} {generation}".encode())
     chosen = {child.number: parent for child, parent in replacements(members, search.metric.greater_is_better, seed)}
     for member in members:
@@ -232,7 +217,7 @@ def explored(space: Sequence[Dimension], point: Point, drawn: random.Random) -> 
 
 
 def _end(book: Book, member: Member, told: Told) -> None:
-    """Tells the study how a member ended, if it was not told before."""
+    """Reports to the study how a member ended, once."""
     frozen = next(each for each in book.trials() if each.number == member.number)
     if frozen.state.is_finished():
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -36,7 +36,7 @@ OWN = {
 }
 """Keys (or beginnings of keys) that cannot be searched, and why."""
 ALLOWED = ("data.max_train_samples",)
-"""Keys that can be, although they begin like one of `OWN`."""
+"""Exceptions to `OWN`."""
 
 Point = dict[str, Any]
 """Values by dotted key: numbers of a range, and the text of a choice."""
@@ -75,7 +75,7 @@ class Dimension:
         return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
 
     def values(self) -> list[Any] | None:
-        """Returns all values, or None if there is no end of them."""
+        """Returns all values, or None if they are continuous."""
         if self.choices:
             return list(self.choices)
         if self.whole and (not self.log or self.high - self.low < MOST_POINTS):
@@ -85,7 +85,7 @@ class Dimension:
         return [self.low + place * self.step for place in range(round((self.high - self.low) / self.step) + 1)]
 
     def place_of(self, value: Any) -> Any:
-        """Returns the value of a point that a configured value is, or None if it is not in the dimension."""
+        """Returns a configured value as the value of a point, or None if it is outside the dimension."""
         if self.choices:
             text = text_of(self.key, value)
             return text if text in self.choices else None
@@ -120,11 +120,7 @@ def configured_point(space: Sequence[Dimension], cfg: Config) -> Point | None:
 
 
 def grid_of(space: Sequence[Dimension]) -> list[Point]:
-    """Returns all points of a space without ranges of any number.
-
-    Raises:
-        ConfigError: if there are too many, or no end of them.
-    """
+    """Returns all points of a discrete space; raises ConfigError if there are too many, or it is not discrete."""
     values = {each.key: each.values() for each in space}
     if endless := [key for key, found in values.items() if found is None]:
         raise ConfigError([
@@ -140,13 +136,7 @@ def grid_of(space: Sequence[Dimension]) -> list[Point]:
 
 
 def read_space(file: Path, task_type: type[Task], config: str, overrides: Sequence[str]) -> list[Dimension]:
-    """Reads a space and checks its keys, and every value of it that is written there, as settings of a run.
-
-    Args:
-        file: a YAML file that maps settings, by dotted key, to a list of values or to a range.
-        task_type: the recipe's task.
-        config: the YAML file of the run.
-        overrides: the overrides of the run.
+    """Reads a space, checked as settings of a run: a YAML file that maps dotted keys to lists of values or ranges.
 
     Raises:
         ConfigError: with all problems.
@@ -169,11 +159,7 @@ def read_space(file: Path, task_type: type[Task], config: str, overrides: Sequen
 
 
 def _dimension(key: str, value: Any, hint: Any) -> Dimension:
-    """Returns a dimension.
-
-    Raises:
-        ValueError: if it is none, with the reason.
-    """
+    """Returns a dimension; raises ValueError with the reason if it is none."""
     for begin, why in OWN.items():
         if (key == begin or (begin.endswith(".") and key.startswith(begin))) and key not in ALLOWED:
             raise ValueError(f"cannot be searched: {why}")
@@ -230,7 +216,7 @@ def _kind(hint: Any) -> Any:
 def _refused(
     dimension: Dimension, place: str, task_type: type[Task], config: str, overrides: Sequence[str]
 ) -> Iterator[str]:
-    """Yields why values of a dimension are wrong by themselves, whatever the other settings are."""
+    """Yields why values of a dimension are invalid regardless of the other settings."""
     numbers = (int(dimension.low), int(dimension.high)) if dimension.whole else (dimension.low, dimension.high)
     seen: set[str] = set()
     for value in dimension.choices or numbers:
@@ -254,84 +240,60 @@ MUTABLE = ("train.learning_rate", "train.head_learning_rate", "train.weight_deca
 """Settings that may change in the middle of a run: neither the optimizer's state nor the model depends on them."""
 
 
-def _random(seed: int) -> BaseSampler:
-    from optuna.samplers import RandomSampler
-
-    return RandomSampler(seed=seed)
-
-
-def _tpe(seed: int) -> BaseSampler:
-    from optuna.samplers import TPESampler
-
-    return TPESampler(seed=seed)
-
-
-def _gp(seed: int) -> BaseSampler:
-    from optuna.samplers import GPSampler
-
-    return GPSampler(seed=seed)
-
-
-def _cmaes(seed: int) -> BaseSampler:
-    from optuna.samplers import CmaEsSampler
-
-    return CmaEsSampler(seed=seed, warn_independent_sampling=False)
-
-
-def _no_pruner(evaluations: int) -> BasePruner:
-    from optuna.pruners import NopPruner
-
-    return NopPruner()
-
-
-def _halving(evaluations: int) -> BasePruner:
-    from optuna.pruners import SuccessiveHalvingPruner
-
-    return SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
-
-
-def _hyperband(evaluations: int) -> BasePruner:
-    from optuna.pruners import HyperbandPruner
-
-    return HyperbandPruner(min_resource=1, max_resource=evaluations, reduction_factor=REDUCTION)
-
-
 @dataclass(frozen=True)
 class Method:
     """A method of search.
 
     Args:
         help: what it does.
-        sampler: returns the sampler of a point from a seed.
-        pruner: returns the pruner of a trial from the number of its evaluations.
-        prunes: whether trials end early, at evaluations.
+        draws: the class in `optuna.samplers` that draws points.
+        ends: the class in `optuna.pruners` that ends trials early, at evaluations.
     """
 
     help: str
-    sampler: Callable[[int], BaseSampler] = _random
-    pruner: Callable[[int], BasePruner] = _no_pruner
-    prunes: bool = False
+    draws: str = "RandomSampler"
+    ends: str = "NopPruner"
+
+    @property
+    def prunes(self) -> bool:
+        """Whether trials end early."""
+        return self.ends != "NopPruner"
+
+    def sampler(self, seed: int) -> BaseSampler:
+        """Returns the sampler of a point."""
+        from optuna import samplers
+
+        quiet = {"warn_independent_sampling": False} if self.draws == "CmaEsSampler" else {}
+        sampler: BaseSampler = getattr(samplers, self.draws)(seed=seed, **quiet)
+        return sampler
+
+    def pruner(self, evaluations: int) -> BasePruner:
+        """Returns the pruner of a trial with this number of evaluations."""
+        from optuna import pruners
+
+        settings = {"min_resource": 1, "reduction_factor": REDUCTION} if self.prunes else {}
+        settings |= {"max_resource": evaluations} if self.ends == "HyperbandPruner" else {}
+        pruner: BasePruner = getattr(pruners, self.ends)(**settings)
+        return pruner
 
 
 METHODS = {
     "grid": Method("every combination of the values"),
     "random": Method("points at random"),
-    "tpe": Method("a tree-structured Parzen estimator (Bergstra et al. 2011)", _tpe),
-    "gp": Method("Bayesian optimization with a Gaussian process", _gp),
-    "cmaes": Method("the evolution strategy CMA-ES (Hansen 2016)", _cmaes),
-    "asha": Method("asynchronous successive halving (Li et al. 2020), points as tpe", _tpe, _halving, prunes=True),
-    "hyperband": Method("Hyperband (Li et al. 2018), points as tpe", _tpe, _hyperband, prunes=True),
+    "tpe": Method("a tree-structured Parzen estimator (Bergstra et al. 2011)", "TPESampler"),
+    "gp": Method("Bayesian optimization with a Gaussian process", "GPSampler"),
+    "cmaes": Method("the evolution strategy CMA-ES (Hansen 2016)", "CmaEsSampler"),
+    "asha": Method(
+        "asynchronous successive halving (Li et al. 2020), points as tpe", "TPESampler", "SuccessiveHalvingPruner"
+    ),
+    "hyperband": Method("Hyperband (Li et al. 2018), points as tpe", "TPESampler", "HyperbandPruner"),
     "pbt": Method("population based training (Jaderberg et al. 2017)"),
 }
 """The methods by the name that `--method` takes."""
 
 
 def refuse_misfit(name: str, space: Sequence[Dimension], cfg: Config, storage: str | None) -> None:
-    """Refuses a method that does not fit the space or the run.
-
-    Raises:
-        ConfigError: with all problems.
-    """
+    """Checks that a method fits the space and the run; raises ConfigError with all problems."""
     problems = []
     if (METHODS[name].prunes or name == "pbt") and cfg.eval.eval_steps is None:
         problems.append(f"eval.eval_steps: {name} compares trials at their evaluations, and there is one at the end "

@@ -1,17 +1,16 @@
-"""The study of a search: which trials there are, which point comes next, how each has ended, and its storage.
+"""The study of a search: its trials, the next point, and how each trial ended.
 
-Optuna keeps it in a file, or in a database, that several searches can share. Everything that a page says about a trial
-is kept with it there.
+Optuna stores it in a file or a database, which several searches can share, with everything that a page shows of trials.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +26,7 @@ from toolkit.lab.search.space import METHODS, Dimension, Point, configured_point
 from toolkit.metrics.score import Score
 
 if TYPE_CHECKING:
+    from filelock import BaseFileLock
     from optuna import Study
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial, Trial
@@ -39,21 +39,13 @@ ENVIRON = "TOOLKIT_SEARCH_STORAGE"
 
 
 def require_optuna() -> None:
-    """Refuses a search without its library.
-
-    Raises:
-        InputError: if Optuna is not installed.
-    """
+    """Raises InputError if Optuna is not installed."""
     if importlib.util.find_spec("optuna") is None:
         raise InputError("toolkit search needs optuna, which is not installed; pip install 'finetune-toolkit[search]'")
 
 
 def storage_of(folder: Path, url: str | None) -> BaseStorage:
-    """Opens the storage of a study.
-
-    Raises:
-        InputError: if it cannot be opened.
-    """
+    """Opens the storage of a study; raises InputError if that fails."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -67,11 +59,7 @@ def storage_of(folder: Path, url: str | None) -> BaseStorage:
 
 
 def load_study(folder: Path, name: str, url: str | None) -> Study:
-    """Opens a study that exists.
-
-    Raises:
-        InputError: if it does not.
-    """
+    """Opens an existing study; raises InputError if there is none."""
     require_optuna()
     storage = storage_of(folder, url)
     import optuna
@@ -83,7 +71,7 @@ def load_study(folder: Path, name: str, url: str | None) -> Study:
 
 
 def mend(journal: Path) -> None:
-    """Removes an incomplete last line, which a machine that lost its power can leave; Optuna could not read on."""
+    """Removes an incomplete last line, as after a loss of power: Optuna could not read the file."""
     from optuna.storages.journal import JournalFileSymlinkLock
 
     if not journal.exists():
@@ -102,15 +90,16 @@ def mend(journal: Path) -> None:
 RESULT, OWNER = "result", "owner"
 """What the study keeps of a trial: how it ended, and the folder of the search that trains it."""
 DRAWING_SECONDS = 10.0
-"""After this time, a trial without an owner is one whose search was killed while it drew the point."""
+"""After this time, a trial without an owner belongs to a search that was killed while it drew the point."""
 MOST_REFUSED = 100
-"""After this many refused points in a row, the search ends."""
+"""The search ends after this many invalid points in a row."""
 NOT_COUNTED = ("infeasible", "abandoned")
-"""Trials that were not trained, and do not count as some of those that were asked for."""
-"""How a trial can have ended: `finished`, `pruned`, `diverged`, `failed`, `repeated` (a point that was trained before),
-`infeasible` (its settings exclude each other), or `abandoned` (the search was killed before it had a point)."""
+"""Trials that were not trained and do not count for `--trials`."""
 Result = dict[str, Any]
-"""How a trial has ended: its `state`, and further JSON values."""
+"""How a trial ended, as JSON values.
+
+Its `state` is `finished`, `pruned`, `diverged`, `failed`, `repeated` (a point that was trained before), `infeasible`
+(incompatible settings), or `abandoned` (the search was killed before it had a point)."""
 
 
 @dataclass(frozen=True)
@@ -233,22 +222,16 @@ class Book:
             first = [self.start] if self.start is not None else []
             if self.search.method == "grid":
                 grid = grid_of(self.search.space)
-                self._shuffle(grid)
+                random.Random(self.search.base.seed).shuffle(grid)  # so that the first points are spread over it
                 first += [point for point in grid if point not in first]
             for point in first:
                 self.study.enqueue_trial(point)
 
-    def _shuffle(self, points: list[Point]) -> None:
-        """Shuffles a grid, so that a part of it is spread over all of it."""
-        import random
-
-        random.Random(self.search.base.seed).shuffle(points)
-
     def ask(self) -> Trial | None:
-        """Returns a trial with a point that can be trained and was not trained before; None if there are enough.
+        """Returns a trial with a new point that can be trained; None if there are enough.
 
         Raises:
-            RunError: if too many points are refused in a row.
+            RunError: if too many points in a row are invalid.
         """
         with self._alone():
             refused = 0
@@ -277,7 +260,7 @@ class Book:
 
     def _draw(self, trials: Sequence[FrozenTrial], at_random: bool) -> Trial:
         """Returns a new trial; its random numbers follow from the seed and the number of trials."""
-        # Some samplers do not learn from a point that was refused, and would draw it again.
+        # Some samplers do not learn from an invalid point, and would draw it again.
         method = METHODS["random" if at_random else self.search.method]
         self.study.sampler = method.sampler(zlib.crc32(f"{self.search.base.seed} {len(trials)}".encode()))
         return self.study.ask({each.key: each.distribution() for each in self.search.space})
@@ -331,10 +314,8 @@ class Book:
                     found.append(trial)
             return found
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Waits until no other search of this folder draws a point."""
+    def _alone(self) -> BaseFileLock:
+        """Returns the lock that lets one search of this folder draw a point at a time."""
         from filelock import FileLock
 
-        with FileLock(self.search.folder / "ask.lock"):
-            yield
+        return FileLock(self.search.folder / "ask.lock")

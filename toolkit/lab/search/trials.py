@@ -1,4 +1,4 @@
-"""Runs the processes of trials, and keeps the disk small: of finished ones, only the best keep a checkpoint."""
+"""Runs the processes of trials, and saves disk space: only the best of the finished ones keep a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 RESULT_FILE = "result.json"
-"""File of how a trial ended; written before the study is told, so that what is over is never trained again."""
+"""File of how a trial ended; written before the study is updated, so that no finished trial is trained again."""
 STOPPED = {code for number in STOP_SIGNALS for code in (-number, 128 + number)}
 """Exit codes of a process that a stop signal has ended."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def own_settings(cfg: Config) -> list[str]:
-    """Returns the overrides that a search adds to all of its trials: they can go on, and report nowhere else."""
+    """Returns the overrides that a search adds to all of its trials: they can be resumed, and report nowhere else."""
     quiet = {key: value for key, value in STEPS_ONLY.items() if key.startswith(("tracking.", "checkpoint.hub_"))}
     settings: dict[str, Any] = {
         **quiet,
@@ -60,13 +60,7 @@ def own_settings(cfg: Config) -> list[str]:
 
 
 def job_of(search: Search, point: Sequence[str], run: Path) -> dict[str, Any]:
-    """Returns the job of a process that trains a point.
-
-    Args:
-        search: the search.
-        point: the overrides of the point.
-        run: output folder of the run.
-    """
+    """Returns the job of a process that trains a point (overrides) in the output folder `run`."""
     return {
         "recipe": str(search.recipe.absolute()),
         "config": str(search.config.absolute()),
@@ -77,16 +71,16 @@ def job_of(search: Search, point: Sequence[str], run: Path) -> dict[str, Any]:
 
 
 def train(search: Search, job: Mapping[str, Any], folder: Path, slot: int) -> Result:
-    """Trains in a process and waits for it.
+    """Runs a job of `toolkit.lab.search.worker.train` and waits for it.
 
     Args:
         search: the search.
-        job: the job of `toolkit.lab.search.worker.train`.
+        job: the job.
         folder: folder of the trial, for its log and its result.
-        slot: place among the trials that run at the same time, which have GPUs of their own.
+        slot: place among the trials that run at the same time, each of which has its own GPUs.
 
     Returns:
-        How it ended, with `seconds`: those of the processes of all sessions that ended.
+        How it ended, with `seconds`: those of its processes in all sessions.
     """
     before = read_result(folder)
     if before is not None and before["state"] != "stopped":
@@ -94,7 +88,7 @@ def train(search: Search, job: Mapping[str, Any], folder: Path, slot: int) -> Re
     began = time.monotonic()
     outcome = start("search", job, search, folder, slot)
     seconds = time.monotonic() - began + (before or {}).get("seconds", 0.0)
-    if outcome.died in STOPPED:  # before it could save: the signal reaches it too, and it goes on when the search does
+    if outcome.died in STOPPED:  # before it could save: the signal reaches it too; the search resumes it
         found: Result = {"state": "stopped"}
     elif outcome.error is not None:
         found = {"state": "failed", "reason": outcome.error}
@@ -126,14 +120,7 @@ def read_result(folder: Path) -> Result | None:
 
 
 def resources(slot: int, parallel: int, processes: int, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the environment variables that give a trial its part of the machine.
-
-    Args:
-        slot: place of the trial, from 0.
-        parallel: number of trials at the same time.
-        processes: processes of a trial.
-        environ: the environment.
-    """
+    """Returns the environment variables that give the trial of a slot its part of the machine."""
     if parallel == 1:
         return {}
     gpus = _gpus(environ)
@@ -145,11 +132,7 @@ def resources(slot: int, parallel: int, processes: int, environ: Mapping[str, st
 
 
 def refuse_too_many(parallel: int, processes: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuses more trials at the same time than there are GPUs for them.
-
-    Raises:
-        InputError: if so.
-    """
+    """Raises InputError if there are too few GPUs for this number of parallel trials."""
     gpus = len(_gpus(environ))
     if parallel > 1 and 0 < gpus < parallel * processes:
         raise InputError(
@@ -167,16 +150,16 @@ def _gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def lighten(folder: Path) -> None:
-    """Removes the checkpoints and models of a trial that is over; what it logged stays."""
+    """Removes the checkpoints and models of a finished trial; its logs stay."""
     run = RunFolder(folder / "run")
     for each in (run.checkpoints, run.model, run.base, run.snapshots, run.processor):
         shutil.rmtree(each, ignore_errors=True)
 
 
 FAILURES = 3
-"""The search ends if this many trials have failed, and none has not."""
+"""The search ends if its first trials, at least this many, have all failed."""
 MOST_INFEASIBLE = 10
-"""After this many trials in a row that turned out to be impossible only when they began, the search ends."""
+"""The search ends after this many trials in a row that proved impossible when they began."""
 SAVE_SECONDS = 30.0
 """How long a search that is stopped waits for its trials to save."""
 
@@ -186,18 +169,14 @@ Told = Callable[[int, Result], None]
 
 @dataclass
 class _Running:
-    """A trial, and the lock of its folder, which says that this search trains it."""
+    """A trial, and the lock of its folder while this search trains it."""
 
     trial: Trial
     held: ExitStack = field(default_factory=ExitStack)
 
 
 class Threads:
-    """Runs functions in threads that end with the process, and returns their results in the order in which they come.
-
-    Args:
-        count: number of threads at the same time.
-    """
+    """Runs functions in at most `count` daemon threads, and returns their results in order of completion."""
 
     def __init__(self, count: int) -> None:
         self._slots = list(range(count))
@@ -210,7 +189,7 @@ class Threads:
         return bool(self._slots)
 
     def start(self, number: int, work: Callable[[int], Result]) -> None:
-        """Starts a function, which takes its place among those that run at the same time."""
+        """Starts a function, whose argument is its slot."""
         slot = self._slots.pop(0)
         self.running.add(number)
         threading.Thread(target=self._run, args=(number, slot, work), daemon=True).start()
@@ -222,11 +201,7 @@ class Threads:
             self._done.put((number, slot, error))
 
     def next(self, timeout: float | None = None) -> tuple[int, Result]:
-        """Waits for a function to end, and returns its number and its result.
-
-        Raises:
-            queue.Empty: after the timeout, in seconds.
-        """
+        """Waits for a function, and returns its number and result; raises `queue.Empty` after the timeout (seconds)."""
         number, slot, found = self._done.get(timeout=timeout)
         self._slots = sorted([*self._slots, slot])
         self.running.discard(number)
@@ -236,7 +211,7 @@ class Threads:
 
     @contextmanager
     def saved_at_end(self) -> Iterator[None]:
-        """Gives what runs the time to save when Ctrl-C, which reaches it too, ends the block."""
+        """Gives running trials time to save when Ctrl-C, which reaches them too, ends the block."""
         try:
             yield
         except KeyboardInterrupt:
@@ -250,15 +225,10 @@ class Threads:
 
 
 def run(search: Search, book: Book, told: Told) -> None:
-    """Runs what is left of a study, until there are enough trials or the time is over.
-
-    Args:
-        search: the search.
-        book: its study.
-        told: called after each trial.
+    """Runs the remaining trials of a study until the time is over; calls `told` after each.
 
     Raises:
-        RunError: if the first trials all failed, or too many points in a row were refused.
+        RunError: if the first trials all failed, or too many points in a row were invalid.
     """
     waiting, threads, infeasible = book.orphans(), Threads(search.parallel), 0
     active: dict[int, _Running] = {}
@@ -275,7 +245,7 @@ def run(search: Search, book: Book, told: Told) -> None:
             number, result = threads.next()
             running = active.pop(number)
             with running.held:  # until the study knows, so that no other search takes the trial
-                if result["state"] == "stopped":  # it goes on when the search does
+                if result["state"] == "stopped":  # the search resumes it
                     continue
                 book.tell(running.trial, result)
             _tidy(search, book)
@@ -311,14 +281,14 @@ def _begin(search: Search, book: Book, threads: Threads, trial: Trial) -> _Runni
 
 
 def best_of(found: list[FrozenTrial], greater_is_better: bool) -> FrozenTrial | None:
-    """Returns the best trial that came to its end; of equal ones the first. None if there is none."""
+    """Returns the best finished trial, the first of equal ones; None if there is none."""
     ended = [each for each in found if each.state.name == "COMPLETE" and result_of(each)["state"] == "finished"]
     sign = 1 if greater_is_better else -1
     return max(ended, key=lambda each: (sign * each.values[0], -each.number), default=None)
 
 
 def _tidy(search: Search, book: Book) -> None:
-    """Removes the checkpoints of all trials that are over but the best and the configured settings."""
+    """Removes the checkpoints of all finished trials except the best and the configured settings."""
     found = book.trials()
     best = best_of(found, search.metric.greater_is_better)
     kept = {each.number for each in (best, baseline_of(book, found)) if each is not None}
@@ -341,18 +311,15 @@ def _refuse_failures(found: list[FrozenTrial]) -> None:
 
 
 def replace_run(child: Path, parent: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-    """Replaces the run of a member by that of another one at its newest checkpoint, with other settings.
+    """Replaces a member's run by its parent's newest checkpoint, with other settings, and returns the step.
 
-    Everything in the new checkpoint is the parent's to the bit, except these settings in its `state.json`.
+    The checkpoint is bit-identical to the parent's except for the changed settings in its `state.json`.
 
     Args:
-        child: output folder of the run that is replaced.
-        parent: output folder of the run that is copied.
+        child: output folder of the run to replace.
+        parent: output folder of the run to copy.
         before: the parent's settings of the space.
         after: the child's.
-
-    Returns:
-        The step.
 
     Raises:
         RunError: if the parent has no checkpoint.
@@ -362,27 +329,15 @@ def replace_run(child: Path, parent: Path, before: Mapping[str, Any], after: Map
         raise RunError(f"{parent} has no checkpoint to copy: {'; '.join(messages) or 'its folder was changed'}")
     child.parent.mkdir(parents=True, exist_ok=True)
     with written_folder(child) as folder:
-        copy_checkpoint(found.path, RunFolder(folder).checkpoints / found.path.name)
+        shutil.copytree(found.path, RunFolder(folder).checkpoints / found.path.name)
         if RunFolder(parent).metrics.exists():
             shutil.copyfile(RunFolder(parent).metrics, RunFolder(folder).metrics)
         explore_checkpoint(RunFolder(folder).checkpoints / found.path.name, found.step, before, after)
     return found.step
 
 
-def copy_checkpoint(source: Path, target: Path) -> None:
-    """Copies a checkpoint: every file is equal to the bit."""
-    shutil.copytree(source, target)
-
-
 def explore_checkpoint(path: Path, step: int, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Changes settings of the run that a checkpoint belongs to, so that it can go on with them.
-
-    Args:
-        path: the checkpoint, of which no run knows yet.
-        step: its step.
-        before: values by dotted key.
-        after: the new values.
-    """
+    """Changes settings, by dotted key, of the run that a new checkpoint belongs to."""
     file = CheckpointFolder(path).state
     content = json.loads(file.read_text(encoding="utf-8"))
     for override in written({key: value for key, value in after.items() if value != before.get(key)}):

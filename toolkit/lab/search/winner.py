@@ -1,4 +1,4 @@
-"""The winner of a search: its model, and its score on rows by which nothing was chosen."""
+"""The winner of a search: its model, and its score on rows that no choice depended on."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ def settings_of(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def score(search: Search, book: Book) -> dict[str, Any] | None:
-    """Scores the winner, and the configured settings if they were trained; each trial once.
-
-    Returns:
-        Their scores and the interval of their difference; None if no trial came to its end.
+    """Scores the winner, and the configured settings if they were trained; None if no trial finished.
 
     Raises:
         RunError: if the winner cannot be scored.
@@ -68,16 +65,12 @@ def score(search: Search, book: Book) -> dict[str, Any] | None:
 
 
 def _is_here(search: Search, book: Book, trial: FrozenTrial) -> bool:
-    """Returns whether this folder has a trial; with a database, searches in other folders may have trained it."""
+    """Returns whether a trial is in this folder; with a database, a search in another folder may have trained it."""
     return trial.user_attrs.get(OWNER, book.owner) == book.owner or (search.folder_of(trial.number) / SCORE).exists()
 
 
 def _scores_of(search: Search, trial: FrozenTrial, keep_model: bool) -> dict[str, Any]:
-    """Returns the scores of a trial, which are computed once.
-
-    Raises:
-        RunError: if they cannot be computed.
-    """
+    """Returns the scores of a trial, computed once; raises RunError if that fails."""
     folder = search.folder_of(trial.number)
     file = folder / SCORE
     if file.exists():
