@@ -227,7 +227,7 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
 
 def counted(count: int, noun: str) -> str:
     """Returns a count with its noun, in the plural unless the count is one."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def shorten(text: str, width: int = 70) -> str:

@@ -6,10 +6,13 @@ import argparse
 import math
 import os
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from toolkit.base.cli_errors import EXIT_INTERRUPT
 from toolkit.base.errors import InputError
 from toolkit.base.files import expanded, kind_of
 
@@ -366,6 +369,16 @@ def request(arguments: argparse.Namespace, suffix: str, processes: int | None = 
         task_type=task_type,
         cfg=loaded.config,
         launch=launch,
-        output=expanded(arguments.output_dir or f"{loaded.config.output_dir.rstrip('/')}-{suffix}"),
+        output=expanded(given.get("output_dir") or f"{loaded.config.output_dir.rstrip('/')}-{suffix}"),
         command=shlex.join(arguments.command),
     )
+
+
+@contextmanager
+def interruptible(left: str) -> Iterator[None]:
+    """Ends the command at Ctrl-C, with a hint to run it again for what is left, such as `runs`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\nstopped by Ctrl-C; rerun the same command to continue with the remaining {left}", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPT)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from toolkit.base.console import format_value
@@ -112,6 +112,12 @@ class Table:
         """For each column, whether all its values that are not missing are numbers."""
         kinds = [{sort_value(value) for value in column} - {""} for column in zip(*self.rows, strict=True)]
         return [bool(kind) and None not in kind for kind in kinds] or [False] * len(self.header)
+
+    def without(self, *names: str) -> Table:
+        """Returns the table without some of its columns."""
+        kept = [place for place, name in enumerate(self.header) if name not in names]
+        rows = [[row[place] for place in kept] for row in self.rows]
+        return replace(self, header=[self.header[place] for place in kept], rows=rows)
 
 
 @dataclass(frozen=True)

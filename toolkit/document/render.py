@@ -213,14 +213,18 @@ def _below(x: Axis) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Prints a table, 80 columns wide if the output is a file or a pipe."""
+    """Prints a table, 80 columns wide if the output is a file or a pipe; titles of numbers wrap to their width."""
     from rich import table as rich
+    from rich.text import Text as Plain
 
     drawn = rich.Table(title=table.caption or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name, numeric in zip(table.header, table.numeric, strict=True):
-        drawn.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*map(shown, row))
+    rows = [[shown(value) for value in row] for row in table.rows]
+    for place, (name, numeric) in enumerate(zip(table.header, table.numeric, strict=True)):
+        wide = max((len(line) for row in rows for line in row[place].splitlines()), default=0)
+        title = fill(name, max(wide, 1), break_long_words=False, break_on_hyphens=False) if numeric else name
+        drawn.add_column(Plain(title), justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for row in rows:
+        drawn.add_row(*map(Plain, row))
     rich_console().print(drawn)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -124,11 +125,11 @@ class Report:
 
     FILE: ClassVar[str]
     """Name of the files, without their ending."""
-    command: str
-    """The command line."""
+    command: str | Sequence[str]
+    """The command line, or its words."""
 
     def page(self) -> Page:
-        """Returns the page, without the command; the result comes first."""
+        """Returns the page, without the command; the result comes first, and sections without blocks are omitted."""
         raise NotImplementedError
 
     def on_terminal(self) -> Iterable[Block]:
@@ -143,7 +144,9 @@ class Report:
         """Writes the JSON file, the page as HTML and Markdown, and the charts of the latter."""
         title, lead, sections = self.page()
         write_json(folder / f"{self.FILE}.json", self.as_json())
-        save_page(folder, self.FILE, Page(title, lead, [*sections, Section("Command", [Code(self.command, "bash")])]))
+        command = self.command if isinstance(self.command, str) else shlex.join(self.command)
+        every = [part for part in (*sections, Section("Command", [Code(command, "bash")])) if part.blocks]
+        save_page(folder, self.FILE, Page(title, lead, every))
 
     def show(self) -> None:
         """Prints the result."""
