@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import InputError
 from toolkit.base.files import expanded
-from toolkit.base.outputs import output_folder
 from toolkit.catalog.entries import CATALOG, DEFAULT_FOLDER
 from toolkit.commands import options
 from toolkit.commands.options import Command
@@ -113,49 +110,10 @@ def run_doctor(arguments: argparse.Namespace) -> None:
         InputError: if arguments are invalid, or the run's predictions cannot be used.
         DataError: if a file cannot be read, or none of its rows can be used.
     """
-    from toolkit.base.console import quiet_libraries, say
+    request = options.request(arguments, "doctor")
+    from toolkit.lab.doctor.examine import diagnose
 
-    quiet_libraries(only_data=True)
-    run = expanded(arguments.run) if arguments.run else None
-    _refuse_without_cleanlab(run)
-    task_type, loaded = options.load(arguments)
-    from toolkit.lab.doctor import report
-    from toolkit.lab.doctor.examine import examine, suggestions
-    from toolkit.lab.init.overview import subject
-    from toolkit.recipe import load_settings
-
-    cfg = loaded.config
-    output = output_folder(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-doctor")
-    examined = examine(subject(task_type, cfg), run, Path(arguments.recipe))
-    given = arguments.overrides
-    found = {
-        **asdict(examined),
-        "suggestions": suggestions(
-            cfg, examined, lambda more: load_settings(task_type, arguments.config, [*given, *more])
-        ),
-        "run": arguments.run,
-        "config": arguments.config,
-        "command": shlex.join(arguments.command),
-    }
-    report.write(found, output)
-    say("\n".join(report.lines(found)))
-    say(f"\nwritten to {output}/doctor.html, .md and .json")
-
-
-def _refuse_without_cleanlab(run: Path | None) -> None:
-    """Checks the run, and that cleanlab is there if it is needed.
-
-    Raises:
-        InputError: if there is no such folder, or cleanlab is not installed.
-    """
-    from importlib.util import find_spec
-
-    if run is None:
-        return
-    if not run.is_dir():
-        raise InputError(f"--run: there is no folder {run.absolute()}")
-    if find_spec("cleanlab") is None:
-        raise InputError("--run: needs cleanlab, which is not installed; pip install 'finetune-toolkit[doctor]'")
+    diagnose(request, expanded(arguments.run) if arguments.run else None).publish(request.output)
 
 
 COMMIT = 8

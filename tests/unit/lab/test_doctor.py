@@ -18,8 +18,9 @@ from runs import ROOT, TINY
 from toolkit.commands.cli import main
 from toolkit.lab.doctor import duplicates, label_errors
 from toolkit.lab.doctor.duplicates import BANDS, pieces, similar_pairs, similarity, text_keys
+from toolkit.lab.doctor.findings import Finding
 from toolkit.lab.doctor.label_errors import Predicted
-from toolkit.lab.doctor.report import TITLES, lines
+from toolkit.lab.doctor.report import TITLES, Diagnosis
 from toolkit.recipe import load_settings, load_task_type
 
 WORDS = [
@@ -321,9 +322,9 @@ def test_generated_texts_are_only_ranked():
 
 def test_every_kind_of_finding_can_be_shown():
     row = {"split": "train", "file": "a.csv", "row": 1, "label": ["a", "b"], "probability": 0.5, "reason": "x" * 200}
-    findings = [{"kind": kind, "count": 1, "message": "m", "rows": [row], "details": {}} for kind in TITLES]
-    found = {"rows": {"train": 3}, "findings": findings, "run": None, "suggestions": []}
-    assert max(map(len, lines(found))) <= 80
+    findings = [Finding(kind, 1, "m", [row]) for kind in TITLES]
+    (lines,) = Diagnosis({"train": 3}, {}, [], [], findings, [], None, "c.yaml", "toolkit doctor").on_terminal()
+    assert max(map(len, lines.text.splitlines())) <= 80
 
 
 @pytest.mark.slow

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from toolkit.api.task import Task
 from toolkit.base.console import counted
-from toolkit.base.errors import ConfigError
+from toolkit.base.errors import ConfigError, InputError
 from toolkit.config.keys import to_yaml, written
 from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
 from toolkit.data.columns import group_column, used_columns
 from toolkit.lab.doctor.duplicates import different_rows, equal_rows, fingerprints, near_rows, shared_groups
-from toolkit.lab.doctor.findings import Finding, Part, column_findings, described, label_findings, parts_of
+from toolkit.lab.doctor.findings import Finding, Part, Suggestion, column_findings, described, label_findings, parts_of
 from toolkit.lab.doctor.label_errors import label_errors, predictions_of
+from toolkit.lab.doctor.report import Diagnosis
 from toolkit.lab.doctor.sizes import (
     Histogram,
     cuts,
@@ -29,36 +31,27 @@ from toolkit.lab.doctor.sizes import (
 )
 from toolkit.lab.init.models import config_of, local_folder
 from toolkit.lab.init.overview import Subject
+from toolkit.lab.init.overview import subject as read_subject
+from toolkit.lab.tool import Request
 from toolkit.modalities.text import positions
 
 
-@dataclass(frozen=True)
-class Examined:
-    """What was found.
-
-    Args:
-        rows: number of rows by split.
-        labels: number of rows with each label by split; empty without labels.
-        columns: the columns of the training file, as JSON objects.
-        histograms: distributions of lengths, durations and sizes of the training rows.
-        findings: what may be wrong.
-    """
-
-    rows: dict[str, int]
-    labels: dict[str, dict[str, int]]
-    columns: list[dict[str, Any]]
-    histograms: list[Histogram]
-    findings: list[Finding]
-
-
-def examine(subject: Subject, run: Path | None, recipe: Path) -> Examined:
-    """Examines the usable rows, with the predictions of a finished `run` or cross-validation if there is one.
+def diagnose(request: Request, run: Path | None) -> Diagnosis:
+    """Examines the usable rows of a run, with the predictions of a finished `run` or cross-validation if there is one.
 
     Raises:
         InputError: if the predictions cannot be used.
+        DataError: if a file cannot be read, or none of its rows can be used.
     """
+    if run is not None:
+        if not run.is_dir():
+            raise InputError(f"--run: there is no folder {run.absolute()}")
+        if find_spec("cleanlab") is None:
+            raise InputError("--run: needs cleanlab, which is not installed; pip install 'finetune-toolkit[doctor]'")
+    request.make_output()
+    subject = read_subject(request.task_type, request.cfg)
     cfg, task, checked = subject.cfg, subject.task, subject.rows
-    predicted = None if run is None else predictions_of(run, recipe)
+    predicted = None if run is None else predictions_of(run, request.recipe)
     parts = parts_of(checked)
     roles = {cfg.data.columns.get(name, name): name for name in used_columns(task)}
     rows = different_rows(parts)
@@ -78,12 +71,22 @@ def examine(subject: Subject, run: Path | None, recipe: Path) -> Examined:
         *outliers(rows, lengths_of(task, rows, prints)),
         *number_outliers(task, parts),
     ]
-    return Examined(
+    labels = {name: dict(counts) for name, counts in checked.findings.labels.items()}
+    suggested = []
+    for each in _suggestions(cfg, findings, labels.get("train", {}), histograms):
+        with suppress(ConfigError):  # for instance because the validation rows are a hub dataset's
+            request.load(each.overrides)
+            suggested.append(each)
+    return Diagnosis(
         rows={part.name: len(part.numbers) for part in parts},
-        labels={name: dict(counts) for name, counts in checked.findings.labels.items()},
+        labels=labels,
         columns=described(subject.profile, roles),
         histograms=histograms,
         findings=findings,
+        suggestions=suggested,
+        run=None if run is None else str(run),
+        config=str(request.config),
+        command=request.command,
     )
 
 
@@ -105,34 +108,12 @@ def _bad_rows(subject: Subject) -> Iterator[Finding]:
 ROUND = 16
 
 
-@dataclass(frozen=True)
-class Suggestion:
-    """A suggested change.
-
-    Args:
-        overrides: `section.key=value` strings, which belong together.
-        why: the reason, as a sentence.
-    """
-
-    overrides: Sequence[str]
-    why: str
-
-
-def suggestions(cfg: Config, examined: Examined, accepts: Callable[[Sequence[str]], object]) -> list[dict[str, Any]]:
-    """Returns suggested changes, as JSON objects, without those for which `accepts` raises ConfigError."""
-    found = []
-    for each in _suggested(cfg, examined):
-        try:
-            accepts(each.overrides)
-        except ConfigError:  # for instance because the validation rows are a hub dataset's
-            continue
-        found.append(asdict(each))
-    return found
-
-
-def _suggested(cfg: Config, examined: Examined) -> Iterator[Suggestion]:
+def _suggestions(
+    cfg: Config, findings: Sequence[Finding], labels: Mapping[str, int], histograms: Sequence[Histogram]
+) -> Iterator[Suggestion]:
+    """Yields changes that answer the findings, given the counts of the training labels."""
     kinds: dict[str, list[Finding]] = {}
-    for finding in examined.findings:
+    for finding in findings:
         kinds.setdefault(finding.kind, []).append(finding)
     if "bad_rows" in kinds and cfg.data.bad_rows == "error":
         yield Suggestion(["data.bad_rows=skip"], "A run stops at rows that cannot be used, unless it skips them.")
@@ -147,13 +128,12 @@ def _suggested(cfg: Config, examined: Examined) -> Iterator[Suggestion]:
     for finding in kinds.get("imbalance", ()):
         yield from _balanced(cfg, finding)
     for finding in kinds.get("similar_labels", ()):
-        counts = examined.labels["train"]
         merged = dict(getattr(cfg.task, "label_map", {}))
         for group in finding.details["groups"]:
-            best = max(group, key=lambda name: counts[name])
+            best = max(group, key=lambda name: labels[name])
             merged |= {name: best for name in group if name != best}
         yield Suggestion([f"task.label_map={to_yaml(merged)}"], "Labels that differ only in spelling become one.")
-    for histogram in examined.histograms:
+    for histogram in histograms:
         yield from _limits(histogram, longest_input(cfg))
 
 

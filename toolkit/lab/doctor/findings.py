@@ -63,6 +63,19 @@ class Finding:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Suggestion:
+    """A suggested change.
+
+    Args:
+        overrides: `section.key=value` strings, which belong together.
+        why: the reason, as a sentence.
+    """
+
+    overrides: Sequence[str]
+    why: str
+
+
 def parts_of(checked: CheckedRows) -> list[Part]:
     """Returns the splits of a run: training, validation, test."""
     parts = []
