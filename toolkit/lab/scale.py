@@ -9,34 +9,35 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from textwrap import fill
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from toolkit.base.console import format_bytes, format_duration, format_value, say, warn
-from toolkit.base.errors import RunError
-from toolkit.base.files import read_json, sha256, write_json, write_text
-from toolkit.config.sections import Config
-from toolkit.document import render
-from toolkit.document.blocks import Cell, Code, Figure, Section, Table, Text
+from toolkit.base.console import counted, format_bytes, format_duration, format_value, say, warn
+from toolkit.base.errors import ConfigError, RunError
+from toolkit.base.files import read_json, sha256, write_json
+from toolkit.checkpoint.output_folder import OutputLock
+from toolkit.config.keys import written
+from toolkit.data.row_cache import code_fingerprint
+from toolkit.document.blocks import Block, Cell, Figure, Page, Section, Table, Text
 from toolkit.document.charts import Line, line_chart
-from toolkit.document.render import print_table
-from toolkit.document.svg import Drawing, sheet
+from toolkit.document.svg import Drawing
 from toolkit.footprint.simulate import Footprint
-from toolkit.lab.compare import page
-from toolkit.lab.compare.page import shown
+from toolkit.lab.compare.page import SUMMED, cost_text, shown
 from toolkit.lab.compare.report import sums_of
 from toolkit.lab.compare.runs import is_busy, load_average
 from toolkit.lab.compare.statistics import DRAWS, SEED, summarise, warm
 from toolkit.lab.compare.statistics import Figure as Summary
 from toolkit.lab.jobs.jobs import Launch, Trial, batch_and_accumulation, run_trials, step_rows, training_job
+from toolkit.lab.jobs.strategies import Technique, window_settings
+from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
 from toolkit.lab.plan.estimates import scaling
 from toolkit.lab.plan.measure import Measured, calibrate, serial_seconds
+from toolkit.lab.tool import Report, Request
 from toolkit.system.limits import threads_per_process, usable_cores
 
 Mode = Literal["strong", "weak"]
@@ -70,11 +71,10 @@ def gustafson(serial: float, processes: float) -> float:
 
 
 def fitted_serial(rates: Mapping[int, float], mode: Mode) -> float:
-    """Returns the serial part with which the mode's law fits best: least squares of relative errors.
+    """Returns the serial part of the mode's law, fitted to items per second by number of processes, two or more.
 
-    Args:
-        rates: items per second by number of processes, two or more.
-        mode: `strong` fits Amdahl's law to the times, `weak` Gustafson's law to the rates.
+    The fit is by least squares of relative errors: `strong` fits Amdahl's law to the times, `weak` Gustafson's law to
+    the rates.
     """
     numbers = np.array([*rates], dtype=float)
     values = np.array([*rates.values()])
@@ -91,7 +91,7 @@ def scaled(rounds: Rounds, mode: Mode) -> Scaled:
     """Computes speed-ups, efficiencies and the serial part.
 
     Intervals are those of 95 % of bootstrap draws of rounds and of their steps. A draw takes the same rounds for all
-    numbers of processes, since a slow spell of the machine meets all runs of a round. One round has no interval.
+    numbers of processes, because a slow phase of the machine affects the whole round. One round has no interval.
     """
     steps = {n: [warm(run) for run in runs] for n, runs in rounds.items()}
     least = min(steps)
@@ -153,34 +153,64 @@ class Scale:
     """What to measure.
 
     Args:
-        recipe: the recipe's file.
-        config: the YAML file.
-        launch: how the largest number of processes is started.
+        requests: the run by number of processes, increasing.
         mode: whether a step has the same rows with every number of processes (`strong`), or each process (`weak`).
-        overrides: overrides by number of processes, increasing.
-        configs: the configuration that each of them has.
         rounds: how often each runs.
         threads: threads of each process, or None to leave them to the launcher.
         code: digest of the toolkit's and the recipe's code.
         folder: output folder.
     """
 
-    recipe: Path
-    config: Path
-    launch: Launch
+    requests: Mapping[int, Request]
     mode: Mode
-    overrides: Mapping[int, Sequence[str]]
-    configs: Mapping[int, Config]
     rounds: int
     threads: int | None
     code: str
     folder: Path
 
+    @property
+    def least(self) -> Request:
+        """The run on the smallest number of processes."""
+        return next(iter(self.requests.values()))
+
     def job(self, processes: int) -> dict[str, Any]:
         """Returns everything that the measurements of a number of processes depend on."""
-        cfg = self.configs[processes]
-        job = training_job(self.recipe, self.config, self.overrides[processes], cfg, self.launch, self.code)
-        return job | {"seed": cfg.seed, "processes": processes, "threads": self.threads, "draws": 0}
+        run = self.requests[processes]
+        job = training_job(run.recipe, run.config, run.overrides, run.cfg, run.launch, self.code)
+        return job | {"seed": run.cfg.seed, "processes": processes, "threads": self.threads, "draws": 0}
+
+
+def scale_of(request: Request, processes: Sequence[int], mode: Mode, rounds: int, steps: int) -> Scale:
+    """Checks the run on every number of processes.
+
+    Raises:
+        ConfigError: if any of them cannot be trained; lists all problems.
+    """
+    settings = FEW_STEPS | unfrozen_at_once(request.cfg) | {"train.max_steps": steps}
+    cfg = request.load(written(settings))
+    split = {f"parallel.{name}": str(getattr(cfg.parallel, name)) for name in ("tensor", "pipeline")}
+    least = cfg.parallel.tensor * cfg.parallel.pipeline
+    rows = step_rows(cfg, least)  # those of a single group of processes
+    requests, problems = dict[int, Request](), list[str]()
+    for number in processes:
+        run = replace(request, launch=replace(request.launch, processes=number))
+        try:
+            window = {}
+            if mode == "strong" and number % least == 0:
+                window = window_settings(cfg, Technique("", number, split, "", ""), rows)
+            requests[number] = run.override(settings, {key: int(value) for key, value in window.items()})
+        except ConfigError as error:
+            problems += [f"{number} processes: {problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    threads = None if _on_gpus(request.launch) else threads_of(processes[-1])
+    return Scale(requests, mode, rounds, threads, code_fingerprint(request.task), request.output)
+
+
+def _on_gpus(launch: Launch) -> bool:
+    import torch
+
+    return torch.cuda.is_available() and launch.environ.get("ACCELERATE_USE_CPU", "").lower() not in ("1", "true")
 
 
 @dataclass(frozen=True)
@@ -198,25 +228,24 @@ class Measurements:
     steps: Sequence[Measured]
 
 
-def measure(scale: Scale, rows: int) -> Measurements:
+def measure(scale: Scale) -> Measurements:
     """Measures what an earlier call has not finished.
-
-    Args:
-        scale: what to measure.
-        rows: rows of a micro-batch of one process, for the plan's estimate.
 
     Raises:
         RunError: if a run fails; those before it are kept.
     """
-    numbers = [*scale.overrides]
+    rows = scale.least.cfg.train.per_device_train_batch_size
+    numbers = [*scale.requests]
     places = [(number, place) for place in range(1, scale.rounds + 1) for number in numbers]
     rounds: dict[int, list[dict[str, Any]]] = {number: [] for number in numbers}
     bandwidths = dict[int, float]()
     with _threads(scale.threads):
         for count, (number, place) in enumerate(places, start=1):
             job, name = scale.job(number), f"run-{number}-round-{place}"
-            with _told(f"[{count}/{len(places)}] {number} {'process' if number == 1 else 'processes'}, round {place}"):
-                rounds[number].append(_kept(scale, name, job, partial(_run, scale, job)))
+            began = time.monotonic()
+            rounds[number].append(_kept(scale, name, job, partial(_run, scale, job)))
+            done = f"{counted(number, 'process')}, round {place}: {format_duration(time.monotonic() - began)}"
+            say(f"[{count}/{len(places)}] {done}")
         for number in (number for number in numbers if number > 1):
             found = _kept(scale, f"bandwidth-{number}", scale.job(number), partial(_bandwidth, scale, number))
             bandwidths[number] = float(found)
@@ -244,13 +273,6 @@ def _threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         del os.environ[THREADS]
-
-
-@contextmanager
-def _told(name: str) -> Iterator[None]:
-    began = time.monotonic()
-    yield
-    say(f"{name}: {format_duration(time.monotonic() - began)}")
 
 
 def _kept(scale: Scale, name: str, job: Mapping[str, Any], work: Callable[[], Any]) -> Any:
@@ -288,7 +310,7 @@ def _bandwidth(scale: Scale, processes: int) -> float:
 
 def _result(scale: Scale, trial: Trial, processes: int, timeout: float | None) -> Any:
     log = trial.outcome.with_name("log.txt")
-    (outcome,) = run_trials([trial], log, processes, scale.launch.file, timeout=timeout)
+    (outcome,) = run_trials([trial], log, processes, scale.least.launch.file, timeout=timeout)
     if outcome.error is not None:
         raise RunError(f"{processes} processes: {outcome.error}")
     return outcome.result
@@ -297,7 +319,7 @@ def _result(scale: Scale, trial: Trial, processes: int, timeout: float | None) -
 def _steps(scale: Scale, rows: int) -> list[dict[str, Any]]:
     """Measures steps of one process for the plan's estimate; empty if it cannot be trained there."""
     try:
-        _, runs = calibrate(str(scale.recipe), str(scale.config), next(iter(scale.overrides.values())), rows)
+        _, runs = calibrate(str(scale.least.recipe), str(scale.least.config), scale.least.overrides, rows)
     except RunError as error:
         warn(f"there is no estimate beside the measurement: {error}")
         return []
@@ -305,28 +327,106 @@ def _steps(scale: Scale, rows: int) -> list[dict[str, Any]]:
 
 
 FIGURES = ("step_seconds", "real_per_second", "items_per_second")
+MODES = {
+    "strong": "every number of processes trains the same rows in a step",
+    "weak": "each process has the same rows in a step, so a step has more with more processes",
+}
+LAWS = {"strong": "Amdahl", "weak": "Gustafson"}
+HOW = (
+    "All numbers of processes ran in turn. Efficiency is the speed-up per process; intervals hold 95 % of bootstrap "
+    "draws of rounds and their steps. Exchange is the share of a step that sending takes at the bandwidth of an "
+    "all-reduce between as many processes, an upper bound where sending overlaps with computing. Plan is what toolkit "
+    "plan estimates from steps of one process and this bandwidth. Both laws are drawn with the fitted part."
+)
 
 
-def build(scale: Scale, measured: Measurements, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what was found as JSON values.
+@dataclass(frozen=True)
+class ScaleReport(Report):
+    """How a training scales with the number of processes."""
 
-    Args:
-        scale: what was measured.
-        measured: the measurements.
-        facts: further entries.
+    FILE: ClassVar[str] = "scale"
+
+    config: str
+    steps: int
+    command: str
+    mode: Mode
+    rounds: int
+    threads: int | None
+    cores: int | None  # usable cores, or None if the training is on GPUs
+    points: Sequence[Mapping[str, Any]]  # figures and exchange of each number of processes
+    serial: Mapping[str, Any] | None  # fitted serial part with its interval
+    amdahl: Sequence[Sequence[float]]  # numbers of processes and their speed-ups
+    gustafson: Sequence[Sequence[float]]
+    costs: Mapping[str, float]  # what all runs took together
+    device: str
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    energy_source: str | None  # how the energy is known
+
+    def page(self) -> Page:
+        """Returns the page: the laws, intervals, costs and environment."""
+        lead, *words = self.words()
+        spent = [[title, cost_text(name, self.costs[name])] for name, title in SUMMED.items() if name in self.costs]
+        facts = [
+            [name, ", ".join(value) if isinstance(value, list) else str(value)]
+            for name, value in {**(self.hardware or {}), **(self.versions or {})}.items()
+        ]
+        figure = Figure(PICTURE, drawing(self), file="scale.svg")
+        return Page(f"Scaling of {self.config}", lead, [
+            Section("Result", [*map(Text, words), figure, table(self), Text(HOW)]),
+            Section("Intervals and exchange", [details(self)]),
+            Section("Cost of all runs", [Table(["what", "all runs"], spent)] if spent else []),
+            Section("Environment", [Table(["what", "value"], facts)]),
+        ])  # fmt: skip
+
+    def on_terminal(self) -> list[Block]:
+        """Returns the table, and what was found."""
+        words = self.words()
+        if "energy_wh" in self.costs:
+            words.append(f"All runs took {format_value(self.costs['energy_wh'])} Wh.")
+        return [table(self), Text(" ".join(words))]
+
+    def words(self) -> list[str]:
+        """Returns what was found, as sentences."""
+        said = [f"Mode {self.mode}: {MODES[self.mode]}."]
+        if (serial := self.serial) is not None:
+            span = "" if serial["low"] is None else f" (95 %: {serial['low']:.1%} to {serial['high']:.1%})"
+            said.append(f"The serial part that fits {LAWS[self.mode]}'s law best is {serial['value']:.1%}{span}.")
+        most = self.points[-1]["processes"]
+        if self.cores is not None:
+            threads = counted(self.threads or 1, "thread")
+            said.append(f"Each process computes with {threads}; there are {self.cores} cores.")
+            if self.cores < most:
+                said.append(f"{most} processes share {self.cores} cores, so they cannot be {most} times as fast.")
+        load = fmean(load for point in self.points for load in point["load"])
+        if is_busy(load, max(most, self.hardware["cpus"] or 1)):
+            said.append(f"The machine was busy (load average {load:.1f}): the times are unreliable.")
+        if self.rounds == 1:
+            said.append("A single round has no interval; use --rounds 3 or more.")
+        return said
+
+
+def scale(request: Request, processes: Sequence[int], mode: Mode, rounds: int, steps: int) -> ScaleReport:
+    """Runs what an earlier call has not finished.
+
+    Raises:
+        ConfigError: if a number of processes cannot train the configuration; lists all problems.
+        RunError: if a run fails; a rerun continues with it.
     """
-    numbers = [*measured.rounds]
-    found = scaled(measured.rounds, scale.mode)
-    example = measured.rounds[numbers[0]][0]
-    accumulation = batch_and_accumulation(scale.configs[numbers[0]])[1]
-    plan = _plan(measured.steps, accumulation, measured.bandwidths, scale.mode)
+    what = scale_of(request, processes, mode, rounds, steps)
+    request.make_output(empty=False)
+    with OutputLock(what.folder):
+        measured = measure(what)
+    found = scaled(measured.rounds, mode)
+    example = measured.rounds[processes[0]][0]
+    plan = _plan(measured, batch_and_accumulation(what.least.cfg)[1], mode)
     points = []
     for number, runs in measured.rounds.items():
         summary = summarise(runs)
         seconds = summary["figures"]["step_seconds"].value
         points.append({
             "processes": number,
-            "rows_per_step": step_rows(scale.configs[number], number),
+            "rows_per_step": step_rows(what.requests[number].cfg, number),
             **{name: _figure(summary["figures"][name]) for name in FIGURES},
             "speedup": _figure(found.speedup[number]),
             "efficiency": _figure(found.efficiency[number]),
@@ -335,20 +435,21 @@ def build(scale: Scale, measured: Measurements, facts: Mapping[str, Any]) -> dic
             "load": summary["load"],
         })  # fmt: skip
     serial = found.serial.value
-    several = len(numbers) > 1
-    return {
-        **facts,
-        "mode": scale.mode,
-        "rounds": scale.rounds,
-        "threads": scale.threads,
-        "cores": usable_cores() if example["device"] == "cpu" else None,
-        "points": points,
-        "serial": _figure(found.serial) if several else None,
-        "amdahl": [[n, amdahl(serial, n)] for n in numbers],
-        "gustafson": [[n, gustafson(serial, n)] for n in numbers],
-        "costs": sums_of(run["figures"] for runs in measured.rounds.values() for run in runs),
+    return ScaleReport(
+        config=str(request.config),
+        steps=steps,
+        command=request.command,
+        mode=mode,
+        rounds=rounds,
+        threads=what.threads,
+        cores=usable_cores() if example["device"] == "cpu" else None,
+        points=points,
+        serial=_figure(found.serial) if len(processes) > 1 else None,
+        amdahl=[[n, amdahl(serial, n)] for n in processes],
+        gustafson=[[n, gustafson(serial, n)] for n in processes],
+        costs=sums_of(run["figures"] for runs in measured.rounds.values() for run in runs),
         **{name: example[name] for name in ("device", "hardware", "versions", "energy_source")},
-    }
+    )
 
 
 def _figure(figure: Any) -> dict[str, float | None]:
@@ -356,12 +457,9 @@ def _figure(figure: Any) -> dict[str, float | None]:
 
 
 def _exchange(sent: Mapping[str, float], bandwidth: float | None, seconds: float) -> dict[str, float | None]:
-    """Returns what a process sends in a step, and which share of the step that takes if nothing is computed meanwhile.
+    """Returns what a process sends in a step, and the share of the step that this takes without overlap.
 
-    Args:
-        sent: collectives and bytes of a step; empty if they are not known.
-        bandwidth: bytes per second; None for one process.
-        seconds: of a step.
+    The bandwidth is None for one process, and `sent` has no bytes if they are not known.
     """
     if bandwidth is None:
         return {"exchange_bytes": 0.0, "bandwidth": None, "exchange_share": 0.0}
@@ -371,38 +469,25 @@ def _exchange(sent: Mapping[str, float], bandwidth: float | None, seconds: float
     return {"exchange_bytes": sent["bytes"], "bandwidth": bandwidth, "exchange_share": share}
 
 
-def _plan(
-    steps: Sequence[Measured], accumulation: int, bandwidths: Mapping[int, float], mode: Mode
-) -> dict[int, float]:
+def _plan(measured: Measurements, accumulation: int, mode: Mode) -> dict[int, float]:
     """Returns the speed-up that `toolkit plan` estimates, by number of processes; empty if it has no measurement."""
+    steps = measured.steps
     if not steps or steps[-1].seconds is None:
         return {}
     serial = min(serial_seconds(steps), steps[-1].seconds)
     seconds = serial + (steps[-1].seconds - serial) * accumulation
     found = {1: 1.0}
-    for number, bandwidth in bandwidths.items():
+    for number, bandwidth in measured.bandwidths.items():
         line = scaling(seconds, serial, steps[-1].footprint.gradients, bandwidth, number)[-1]
         found[number] = line.amdahl if mode == "strong" else line.gustafson
     return found
 
 
-def mean_load(found: Mapping[str, Any]) -> float:
-    """Returns the load average at the ends of all runs."""
-    return fmean(load for point in found["points"] for load in point["load"])
-
-
-Found = Mapping[str, Any]
-"""Contents of `scale.json`."""
 PICTURE = "Speed-up over the number of processes"
-CURVE_POINTS, COLUMNS = 40, 80
-MODES = {
-    "strong": "every number of processes trains the same rows in a step",
-    "weak": "each process has the same rows in a step, so a step has more with more processes",
-}
-LAWS = {"strong": "Amdahl", "weak": "Gustafson"}
+CURVE_POINTS = 40
 
 
-def table(found: Found) -> Table:
+def table(found: ScaleReport) -> Table:
     """Returns the table of all numbers of processes."""
     header = ["processes", "step", "real items/s", "speed-up", "efficiency", "exchange", "plan"]
     rows = [
@@ -415,12 +500,12 @@ def table(found: Found) -> Table:
             None if (share := point["exchange_share"]) is None else Cell(f"{share:.1%}", share),
             None if (plan := point["plan_speedup"]) is None else Cell(f"{plan:.2f}", plan),
         ]
-        for point in found["points"]
+        for point in found.points
     ]
-    return Table(header, rows, caption=f"Scaling ({found['mode']})")
+    return Table(header, rows, caption=f"Scaling ({found.mode})")
 
 
-def details(found: Found) -> Table:
+def details(found: ScaleReport) -> Table:
     """Returns the table of what lies behind: rows, intervals and exchange."""
     header = ["processes", "rows per step", "step, 95 %", "real items/s, 95 %", "speed-up, 95 %", "sent per step",
               "bandwidth"]  # fmt: skip
@@ -431,7 +516,7 @@ def details(found: Found) -> Table:
             *(None if point[name] is None else Cell(format_bytes(round(point[name])) + per, point[name])
               for name, per in (("exchange_bytes", ""), ("bandwidth", "/s"))),
         ]
-        for point in found["points"]
+        for point in found.points
     ]  # fmt: skip
     return Table(header, rows)
 
@@ -448,92 +533,24 @@ def _interval(name: str, figure: Mapping[str, Any]) -> Cell | None:
     return Cell(f"{low} to {high}", figure["value"])
 
 
-def words(found: Found) -> list[str]:
-    """Returns what was found, as sentences."""
-    said = [f"Mode {found['mode']}: {MODES[found['mode']]}."]
-    serial = found["serial"]
-    if serial is not None:
-        span = "" if serial["low"] is None else f" (95 %: {serial['low']:.1%} to {serial['high']:.1%})"
-        said.append(f"The serial part that fits {LAWS[found['mode']]}'s law best is {serial['value']:.1%}{span}.")
-    most = found["points"][-1]["processes"]
-    if found["cores"] is not None:
-        words = "1 thread" if found["threads"] == 1 else f"{found['threads']} threads"
-        said.append(f"Each process computes with {words}; there are {found['cores']} cores.")
-        if found["cores"] < most:
-            said.append(f"{most} processes share {found['cores']} cores, so they cannot be {most} times as fast.")
-    if is_busy(load := mean_load(found), max(most, found["hardware"]["cpus"] or 1)):
-        said.append(f"The machine was busy (load average {load:.1f}): the times are unreliable.")
-    if found["rounds"] == 1:
-        said.append("A single round has no interval; use --rounds 3 or more.")
-    return said
-
-
-def drawing(found: Found) -> Drawing:
+def drawing(found: ScaleReport) -> Drawing:
     """Returns the speed-ups as a drawing: measured, by both laws, by the plan, and ideal."""
-    numbers = [point["processes"] for point in found["points"]]
+    numbers = [point["processes"] for point in found.points]
     fine = [numbers[0] + (numbers[-1] - numbers[0]) * place / CURVE_POINTS for place in range(CURVE_POINTS + 1)]
-    lines: dict[str, Line] = {"measured": (numbers, [point["speedup"]["value"] for point in found["points"]])}
-    if found["serial"] is not None:
-        part = found["serial"]["value"]
+    lines: dict[str, Line] = {"measured": (numbers, [point["speedup"]["value"] for point in found.points])}
+    if found.serial is not None:
+        part = found.serial["value"]
         for name, law in (("Amdahl", amdahl), ("Gustafson", gustafson)):
             lines[f"{name}, {part:.0%} serial"] = (fine, [law(part, n) for n in fine])
-    if any(point["plan_speedup"] is not None for point in found["points"]):
-        lines["plan"] = (numbers, [point["plan_speedup"] for point in found["points"]])
+    if any(point["plan_speedup"] is not None for point in found.points):
+        lines["plan"] = (numbers, [point["plan_speedup"] for point in found.points])
     lines["ideal"] = (numbers, [float(number) for number in numbers])
     ends = [
         ([number, number], [point["speedup"]["low"], point["speedup"]["high"]])
-        for number, point in zip(numbers, found["points"], strict=True)
+        for number, point in zip(numbers, found.points, strict=True)
         if point["speedup"]["low"] is not None
     ]
     return line_chart(
         lines, title=PICTURE, x_label="processes", y_label="times as many items per second as one process",
         zero=True, point="processes", thin={"measured": ends},
     )  # fmt: skip
-
-
-def sections(found: Found) -> list[Section]:
-    """Returns the sections of the page."""
-    figure = Figure(PICTURE, drawing(found), file="scale.svg")
-    spent: Sequence[Any] = [
-        [title, page.cost_text(name, found["costs"][name])]
-        for name, title in page.SUMMED.items()
-        if name in found["costs"]
-    ]
-    parts = [
-        Section("Result", [*map(Text, words(found)[1:]), figure, table(found), Text(HOW)]),
-        Section("Intervals and exchange", [details(found)]),
-        Section("Cost of all runs", [Table(["what", "all runs"], spent)] if spent else []),
-        Section("Command", [Code(found["command"], "bash")]),
-        Section("Environment", [Table(["what", "value"], _facts(found))]),
-    ]
-    return [part for part in parts if part.blocks]
-
-
-HOW = (
-    "All numbers of processes ran in turn. Efficiency is the speed-up per process; intervals hold 95 % of bootstrap "
-    "draws of rounds and their steps. Exchange is the share of a step that sending takes at the bandwidth of an "
-    "all-reduce between as many processes, an upper bound where sending overlaps with computing. Plan is what toolkit "
-    "plan estimates from steps of one process and this bandwidth. Both laws are drawn with the fitted part."
-)
-
-
-def _facts(found: Found) -> list[list[str]]:
-    facts = {**(found["hardware"] or {}), **(found["versions"] or {})}
-    return [[name, ", ".join(value) if isinstance(value, list) else str(value)] for name, value in facts.items()]
-
-
-def show(found: Found) -> None:
-    """Prints the table, and what was found."""
-    print_table(table(found))
-    say("\n".join(["", *(fill(line, COLUMNS) for line in words(found))]))
-    if "energy_wh" in found["costs"]:
-        say(f"All runs took {format_value(found['costs']['energy_wh'])} Wh.")
-
-
-def write(found: Found, folder: Path) -> None:
-    """Writes `scale.json`, the page as HTML and Markdown, and the picture."""
-    title, lead = f"Scaling of {found['config']}", words(found)[0]
-    write_json(folder / "scale.json", found)
-    write_text(folder / "scale.svg", sheet([drawing(found)]))
-    write_text(folder / "scale.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "scale.html", render.render_html(title, lead, sections(found)))

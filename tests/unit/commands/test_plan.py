@@ -149,7 +149,7 @@ def test_splits_that_fit_send_the_least_first() -> None:
     assert {split.memory for split in few.fitting} == {found.smallest.memory}
     none = fitting_splits(planner, 1, lambda each: each.peak)
     assert not none.fitting
-    assert report.splits_lines(none, 4, 1)[0] == "No split over 4 devices of 1 B fits with these micro-batches."
+    assert "No split over 4 devices of 1 B" in next(report.split_blocks(none, 4, 1)).text
 
 
 def loaded(overrides: Sequence[str]) -> Any:

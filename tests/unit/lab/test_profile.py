@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import json
+from dataclasses import replace
 from threading import Timer
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 from runs import ROOT, TINY
 
 from toolkit.commands.cli import main
-from toolkit.lab.profile import report
+from toolkit.document.blocks import Code, Text
 from toolkit.lab.profile.measure import FlopCount, slowest
-from toolkit.lab.profile.report import advice_of, found_of
+from toolkit.lab.profile.report import NOTHING, Profile, advice_of, profile_of
 from toolkit.lab.profile.trace import read_events
 from toolkit.recipe import load_settings, load_task_type
 
@@ -59,19 +60,21 @@ MEASURED: dict[str, Any] = {
 """What a process measures in a step of a second that wastes nothing."""
 
 
-def changed(**parts: Any) -> dict[str, Any]:
+FACTS: dict[str, Any] = {"steps": 5, "skipped": 5, "config": "c.yaml", "command": "toolkit profile"}
+
+
+def changed(**parts: Any) -> Profile:
     """Returns the figures of a profile in which parts of `MEASURED` are changed; `rank` changes the first rank."""
     rank = MEASURED["ranks"][0] | parts.pop("rank", {})
     merged = {name: MEASURED[name] | part if isinstance(part, dict) else part for name, part in parts.items()}
-    facts = {"steps": 5, "skipped": 5, "config": "c.yaml", "command": "toolkit profile"}
-    return found_of(MEASURED | {"ranks": [rank]} | merged, facts)
+    return profile_of(MEASURED | {"ranks": [rank]} | merged, **FACTS)
 
 
 def seconds(**phases: float) -> dict[str, Any]:
     return {"seconds": MEASURED["ranks"][0]["seconds"] | phases}
 
 
-def advised(found: dict[str, Any], *overrides: str, refused: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def advised(found: Profile, *overrides: str, refused: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Returns the advice for the smoke configuration of reviews, where the settings refuse some overrides."""
     task_type, config = load_task_type(ROOT / "recipes/reviews.py"), ROOT / "recipes/configs/reviews/smoke.yaml"
 
@@ -146,7 +149,7 @@ def test_each_waste_is_named_with_its_number_and_an_override(case):
 def test_a_step_that_wastes_nothing_needs_no_advice():
     found = changed()
     assert advised(found) == []
-    assert report.advice(found | {"advice": []}) == ["Nothing here takes much time that a setting would save."]
+    assert found.page().lead == NOTHING
 
 
 def test_advice_that_the_settings_refuse_is_replaced_or_left_out():
@@ -164,10 +167,10 @@ def test_the_largest_waste_comes_first():
 def test_exchange_counts_what_is_hidden_in_the_backward_pass_and_tells_waiting_apart():
     first = MEASURED["ranks"][0]
     ranks = [first | {"hidden_exchange": 0.25}, first | {"hidden_exchange": 0.05}]
-    found = found_of(MEASURED | {"ranks": ranks}, {})
-    assert found["exchange"] == pytest.approx({"share": 0.2, "waiting": 0.1, "in_flight": 0.3})
-    assert found["rows_per_second"] == pytest.approx(16)
-    assert found["flops"] == pytest.approx({"step": 1e10, "second": 1e10, "matmul_second": 4e10, "utilisation": 0.25})
+    found = profile_of(MEASURED | {"ranks": ranks}, **FACTS)
+    assert found.exchange == pytest.approx({"share": 0.2, "waiting": 0.1, "in_flight": 0.3})
+    assert found.rows_per_second == pytest.approx(16)
+    assert found.flops == pytest.approx({"step": 1e10, "second": 1e10, "matmul_second": 4e10, "utilisation": 0.25})
     threads, exchange = advised(found)
     assert (threads["text"], threads["override"]) == (
         "2 cores, 4 threads in 2 processes. They wait for each other.", ["OMP_NUM_THREADS=1"],
@@ -240,13 +243,12 @@ def test_time_in_libraries_is_that_of_the_code_that_calls_them():
 
 def test_the_page_and_the_terminal_show_the_same_advice():
     found = changed(rank=seconds(fetch=0.25), machine={"device": "cuda", "gpus": 4}, trace={"busy_seconds": 0.9})
-    found["advice"] = advised(found)
-    texts = [block.text for section in report.sections(found)[:1] for block in section.blocks]
-    for advice in found["advice"]:
-        assert advice["text"] in texts
-        assert advice["override"][0] in texts
-    assert max(map(len, report.advice(found, 80))) <= 80
-    assert " ".join(report.advice(found, 80)[0].split()) in " ".join(report.advice(found))
+    found = replace(found, advice=advised(found))
+    for blocks in (found.page().sections[0].blocks, list(found.on_terminal())):
+        texts = [block.text for block in blocks if isinstance(block, Text | Code)]
+        for advice in found.advice:
+            assert advice["text"] in texts
+            assert advice["override"][0] in texts
 
 
 def profile(*arguments: str, code: int = 0) -> None:
@@ -281,7 +283,7 @@ def test_a_sleep_in_the_collator_is_found_and_named(tmp_path, capsys, monkeypatc
     assert found["loading"]["function_seconds"] >= least
     (override,) = advice["override"]
     assert override.startswith("train.dataloader_num_workers=")
-    assert f"   {override}" in shown
+    assert override in shown.splitlines()
     assert sum(each["share"] for each in found["phases"].values()) == pytest.approx(1)
     assert found["rows_per_second"] == pytest.approx(MICRO_BATCHES / found["step_seconds"])
     assert found["flops"]["step"] > 1e6

@@ -11,7 +11,6 @@ from runs import ROOT, TINY
 
 from toolkit.commands.cli import main
 from toolkit.commands.plan import processes
-from toolkit.lab import scale
 from toolkit.lab.jobs import jobs
 from toolkit.lab.scale import amdahl, fitted_serial, gustafson, scaled
 
@@ -153,7 +152,7 @@ def test_numbers_run_in_turn_and_what_is_done_is_not_repeated(started, tmp_path,
     assert not [*(tmp_path / "out" / "runs").glob("running")]
 
 
-def test_the_threads_are_those_that_the_environment_sets(started, tmp_path, monkeypatch):
+def test_the_threads_are_those_that_the_environment_sets(started, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     done = started(
         "--rounds", "1", "--steps", "5", "model.freeze=[backbone]", "model.unfreeze={step_99: ['*encoder*']}"
@@ -161,12 +160,12 @@ def test_the_threads_are_those_that_the_environment_sets(started, tmp_path, monk
     found = json.loads((tmp_path / "out" / "scale.json").read_text())
     assert found["threads"] == 3
     assert {threads for work, _, threads, _ in done if work == "compare"} == {"3"}
-    assert "Each process computes with 3 threads" in " ".join(scale.words(found))
+    assert "Each process computes with 3 threads" in " ".join(capsys.readouterr().out.split())
     assert all("model.unfreeze={step_1: ['*encoder*']}" in settings for *_, settings in done if settings)
 
 
 @pytest.mark.parametrize("mode", ["strong", "weak"])
-def test_a_step_or_a_process_has_the_same_rows(mode, started, tmp_path):
+def test_a_step_or_a_process_has_the_same_rows(mode, started, tmp_path, capsys):
     done = started("--mode", mode, "--rounds", "1", "--steps", "5")
     found = json.loads((tmp_path / "out" / "scale.json").read_text())
     rows = [point["rows_per_step"] for point in found["points"]]
@@ -175,7 +174,7 @@ def test_a_step_or_a_process_has_the_same_rows(mode, started, tmp_path):
     changed = [[each for each in settings if "output_dir" not in each] for settings in same]
     assert (changed[0] == changed[1]) == (mode == "weak")
     assert found["points"][1]["speedup"]["low"] is None
-    assert any("single round" in line for line in scale.words(found))
+    assert "single round" in capsys.readouterr().out
 
 
 def test_everything_wrong_is_said_before_anything_runs(started, tmp_path, capsys):
@@ -188,19 +187,19 @@ def test_everything_wrong_is_said_before_anything_runs(started, tmp_path, capsys
 
 @pytest.mark.parametrize("config", TASKS)
 def test_every_task_can_be_scaled(config, monkeypatch, tmp_path):
-    import argparse
-
-    from toolkit.commands.plan import _checked
     from toolkit.lab.jobs.jobs import Launch, step_rows
+    from toolkit.lab.scale import scale_of
+    from toolkit.lab.tool import Request
     from toolkit.recipe import load_settings, load_task_type
 
     name, _, yaml = config.partition("/")
-    file = str(ROOT / "recipes" / "configs" / name / f"{yaml or 'smoke'}.yaml")
+    recipe, file = ROOT / "recipes" / f"{name}.py", ROOT / "recipes" / "configs" / name / f"{yaml or 'smoke'}.yaml"
     monkeypatch.chdir(ROOT)
-    arguments = argparse.Namespace(config=file, overrides=[], steps=3, processes=(1, 2), mode="strong")
-    task_type = load_task_type(ROOT / "recipes" / f"{name}.py")
-    _, configs = _checked(arguments, task_type, Launch(None, 2, {}), load_settings(task_type, file).config)
-    assert step_rows(configs[1], 1) == step_rows(configs[2], 2)
+    task_type = load_task_type(recipe)
+    cfg = load_settings(task_type, file).config
+    request = Request(recipe, file, [], task_type, cfg, Launch(None, 2, {}), tmp_path, "toolkit scale")
+    requests = scale_of(request, (1, 2), "strong", 1, 3).requests
+    assert step_rows(requests[1].cfg, 1) == step_rows(requests[2].cfg, 2)
 
 
 @pytest.mark.slow

@@ -1,20 +1,34 @@
-"""Shows a plan as tables of at most 80 columns."""
+"""A plan: what a step needs, what strategies cost, and which settings fit, for the terminal and as JSON."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from toolkit.base.console import format_bytes, rich_console
+from toolkit.base.console import format_bytes
 from toolkit.base.errors import InputError
-from toolkit.footprint.simulate import Footprint
-from toolkit.lab.plan.estimates import Scaling, Splits, Strategy
-from toolkit.lab.plan.fit import Fit
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
+from toolkit.checks.run import refuse_wrong_settings
+from toolkit.config.keys import written
+from toolkit.config.sections import Config
+from toolkit.data.batching.budget import num_micro_batches
+from toolkit.document.blocks import Block, Cell, Code, Table, Text
+from toolkit.footprint.simulate import Footprint, Subject, simulate
+from toolkit.lab.jobs.training import unfrozen_at_once
+from toolkit.lab.plan.estimates import Planner, Splits, Strategy, fitting_splits, scaling
+from toolkit.lab.plan.fit import smallest_fit
+from toolkit.lab.plan.measure import (
+    Correction,
+    Measured,
+    calibrate,
+    measured_bandwidth,
+    rows_that_fit,
+    serial_seconds,
+)
+from toolkit.lab.plan.subject import sizes, subject_of
+from toolkit.lab.tool import Request
+from toolkit.recipe import load_settings
 
 PARTS = {
     "parameters": "weights",
@@ -32,118 +46,207 @@ PARTS = {
 OF_WEIGHTS = ("parameters", "gradients", "optimizer_state", "copies", "weight_copies")
 """Parts that grow with the number of weights."""
 
+OF_THE_DRIVER = 512 * 2**20
+"""Bytes that a GPU's driver reserves per process for context, kernel code and library workspaces."""
 MAX_SPLITS = 10
 """Maximum number of splits to show."""
+SAME_ROWS = Text(
+    "Each step has the same rows: with fewer copies of the model, more micro-batches. Speed is relative to one device "
+    "and ignores communication time."
+)
 
 
-def _table(title: str, *columns: tuple[str, str]) -> Table:
-    from rich.table import Table
+@dataclass
+class Plan:
+    """A plan in the making.
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name, kind in columns:
-        right = kind == "number"
-        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
-    return table
+    Args:
+        request: the run.
+        processes: number of processes, with one device each.
+        length: length of inputs, instead of the largest that the options allow.
+        capacity: memory of a GPU in bytes, or None to plan for this machine.
+        bandwidth: bytes per second of an all-reduce, or None to measure it.
+        found: the results as JSON values.
+    """
+
+    request: Request
+    processes: int = 1
+    length: int | None = None
+    capacity: int | None = None
+    bandwidth: int | None = None
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def parts(self, calibrates: bool) -> Iterator[Block]:
+        """Yields the results as they are computed, with those of a few real steps if the plan `calibrates`.
+
+        Raises:
+            InputError: if the model cannot be simulated.
+            ToolkitError: if settings or data cannot be used.
+            RunError: if the calibration fails.
+        """
+        cfg, task = self.request.cfg, self.request.task
+        refuse_wrong_settings(cfg, task, simulated=True)
+        subject = subject_of(cfg, task, self.length, gpu=self.capacity is not None)
+        footprint = simulate(subject)
+        self.found |= {"rows": footprint.rows, "flops": footprint.flops, "footprint": asdict(footprint)}
+        yield _heading(subject, footprint)
+        yield memory_table(footprint, cfg.train.optim)
+        planner = Planner(footprint, task, cfg, self.processes, self._load)
+        table, refused = planner.strategies()
+        self.found |= {"strategies": [asdict(each) for each in table], "refused": refused}
+        if self.processes > 1:
+            yield costs_table(table, f"Strategies for {self.processes} devices")
+            uses = [[each.name, each.complexity, each.when] for each in table]
+            uses += [[name, "not possible", reason] for name, reason in refused.items()]
+            yield Table(["strategy", "complexity", "when"], uses, caption="When to use which")
+            yield SAME_ROWS
+        correction = Correction()
+        if calibrates:
+            correction = yield from self._calibrate(footprint)
+        if self.capacity is not None:
+            correction = replace(correction, constant=correction.constant + OF_THE_DRIVER)
+            yield from self._fit(subject, footprint, correction, self.capacity)
+            if self.processes > 1:
+                splits = fitting_splits(planner, self.capacity, correction.peak)
+                self.found["splits"] = asdict(splits)
+                yield from split_blocks(splits, self.processes, self.capacity)
+
+    def _load(self, more: Sequence[str]) -> Config:
+        request = self.request
+        return load_settings(request.task_type, request.config, [*request.overrides, *more]).config
+
+    def _calibrate(self, footprint: Footprint) -> Generator[Block, None, Correction]:
+        """Measures steps on this machine, yields what they say, and returns the correction of the plan."""
+        request, cfg = self.request, self.request.cfg
+        overrides = [*request.overrides, *written(unfrozen_at_once(cfg))]
+        correction, runs = calibrate(str(request.recipe), str(request.config), overrides, rows_that_fit(footprint))
+        large, peak = runs[-1], correction.peak(footprint)
+        self.found["calibration"] = {
+            "device": large.device, "factor": correction.factor, "constant": correction.constant,
+            "measured": [{"rows": run.footprint.rows, "peak": run.peak, "seconds": run.seconds} for run in runs],
+            "peak": peak,
+        }  # fmt: skip
+        here = (
+            f"Measured here ({large.device}), steps of {' and '.join(str(run.footprint.rows) for run in runs)} rows: "
+            f"peak {format_bytes(large.peak)}, predicted {format_bytes(large.footprint.peak)}. "
+        )
+        applies = large.device == ("cpu" if self.capacity is None else "cuda") or self.capacity is None
+        if applies:
+            here += (
+                f"Correction: temporary memory of a step times {correction.factor:.2f}, plus "
+                f"{format_bytes(correction.constant)} for libraries. Peak of a step here: {format_bytes(peak)}."
+            )
+        else:
+            here += "A GPU has a different allocator, so the plan for it is not corrected."
+        yield Text(here)
+        if large.seconds:
+            serial = serial_seconds(runs)
+            larger = footprint.flops * num_micro_batches(cfg.train, footprint.rows) / large.footprint.flops
+            seconds = serial + max(0.0, large.seconds - serial) * larger
+            speed = f"{show_flops(large.flops_per_second or 0.0)}/s"
+            yield Text(f"{speed}; a step as configured would take {seconds:.3g} s here.")
+            if self.processes > 1:
+                yield from self._scaling(runs, seconds, footprint)
+        return correction if applies else Correction()
+
+    def _scaling(self, runs: Sequence[Measured], seconds: float, footprint: Footprint) -> Iterator[Block]:
+        """Yields the speed-ups by number of processes."""
+        if self.bandwidth is None and runs[-1].device != "cpu":
+            yield Text("The bandwidth between GPUs cannot be measured here: set --bandwidth to estimate the scaling.")
+            return
+        rate = self.bandwidth or measured_bandwidth()
+        serial = min(seconds, serial_seconds(runs))
+        lines = scaling(seconds, serial, footprint.gradients, rate, self.processes)
+        self.found["scaling"] = {
+            "bytes_per_second": rate, "step_seconds": seconds, "serial_seconds": serial,
+            "lines": [asdict(each) for each in lines],
+        }  # fmt: skip
+        how = "as given" if self.bandwidth else "measured between two processes here"
+        yield Text(f"All-reduce at {format_bytes(rate)}/s ({how}).")
+        rows = [[n.processes, *(Cell(f"{each:.2f}x", each) for each in (n.amdahl, n.gustafson))] for n in lines]
+        header = ["processes", "same step, shared (Amdahl)", "larger step (Gustafson)"]
+        yield Table(header, rows, caption="Speed of data parallelism, from measurements on this machine")
+
+    def _fit(self, subject: Subject, whole: Footprint, correction: Correction, capacity: int) -> Iterator[Block]:
+        """Yields the smallest set of settings with which the run fits."""
+        fit, fits = smallest_fit(subject, self._load, capacity, correction.peak)
+        needed = correction.peak(fit.footprint)
+        self.found["fit"] = {
+            "gpu_memory": capacity, "fits": fits, "overrides": list(fit.overrides), "needed": needed,
+            "reserved": correction.constant, "footprint": asdict(fit.footprint),
+        }  # fmt: skip
+        reserved = f"({format_bytes(correction.constant)} of that is reserved for the driver and libraries.)"
+        if fits and not fit.overrides:
+            yield Text(f"It fits {format_bytes(capacity)} as it is: {format_bytes(needed)}. {reserved}")
+            return
+        compute = fit.footprint.flops * whole.rows / (whole.flops * fit.footprint.rows) if whole.flops else 1.0
+        slower = f", {compute:.2f} times the compute" if compute > 1.005 else ""
+        if fits:
+            yield Text(f"It fits {format_bytes(capacity)} with these: {format_bytes(needed)}{slower}. {reserved}")
+            yield _settings(fit.overrides)
+            return
+        least = f"The smallest needs {format_bytes(needed)}, with these. {reserved}"
+        yield Text(f"No combination of settings fits {format_bytes(capacity)}. {least}")
+        yield _settings(fit.overrides)
+        yield Text("Use shorter inputs, a smaller model, or several devices (see --processes).")
 
 
-def show(*tables: Table) -> None:
-    """Prints tables one below the other, 80 columns wide if the output is a file or a pipe."""
-    console = rich_console()
-    for table in tables:
-        console.print(table)
-        console.print()
+def _heading(subject: Subject, footprint: Footprint) -> Code:
+    train = subject.cfg.train
+    where = "a GPU" if subject.fused_attention or subject.device.type == "cuda" else "the CPU"
+    return Code(
+        f"{subject.config.model_type}, {footprint.total:,} weights, {footprint.trained:,} of them trained, on {where}\n"
+        f"micro-batches of {footprint.rows} rows ({sizes(subject.batch)}), {subject.window} in a step, "
+        f"{train.mixed_precision or 'no'} mixed precision\n"
+        f"{show_flops(footprint.flops)} for forward and backward pass of one"
+        + (f", {footprint.recomputed / footprint.flops:.0%} recomputed" if footprint.recomputed else "")
+    )
 
 
-def parts_table(footprint: Footprint, optim: str) -> Table:
+def memory_table(footprint: Footprint, optim: str) -> Table:
     """Returns the table of memory by part, with bytes per weight for parts that grow with the weights."""
-    table = _table("Memory of one device", ("part", "text"), ("memory", "number"), ("bytes per weight", "number"))
+    rows = []
     for name, label in PARTS.items():
-        size = getattr(footprint, name)
-        if not size:
-            continue
-        shown = f"optimizer state ({optim})" if name == "optimizer_state" else label
-        table.add_row(shown, format_bytes(size), f"{size / footprint.total:.2f}" if name in OF_WEIGHTS else "")
-    per_weight = f"{footprint.peak / footprint.total:.2f}"
-    table.add_row("[bold]peak of a step", f"[bold]{format_bytes(footprint.peak)}", per_weight)
-    return table
-
-
-def strategies_tables(found: Sequence[Strategy], refused: Mapping[str, str], processes: int) -> list[Table]:
-    """Returns tables of the costs and uses of strategies, and the reasons against others by name."""
-    devices = f"{processes} device{'s' if processes > 1 else ''}"
-    costs = _table(
-        f"Strategies for {devices}", ("strategy", "text"), ("memory of each", "number"),
-        ("sent by each in a step", "number"), ("speed, at most", "number"),
-    )  # fmt: skip
-    uses = _table("When to use which", ("strategy", "text"), ("complexity", "text"), ("when", "text"))
-    for each in found:
-        sent = format_bytes(each.sent) if each.sent else "-"
-        costs.add_row(each.name, format_bytes(each.memory), sent, f"{each.speed:.2g}x")
-        uses.add_row(each.name, each.complexity, each.when)
-    for name, reason in refused.items():
-        uses.add_row(name, "not possible", reason)
-    return [costs, uses] if len(found) > 1 else [costs]
-
-
-def splits_tables(found: Splits, processes: int, capacity: int) -> list[Table]:
-    """Returns the table of the splits that fit; empty if none does."""
-    table = _table(
-        f"Splits that fit {processes} x {format_bytes(capacity)}, those that send the least first",
-        ("parallel", "text"), ("memory of each", "number"), ("sent by each in a step", "number"),
-        ("speed, at most", "number"),
-    )  # fmt: skip
-    for each in found.fitting[:MAX_SPLITS]:
-        sent = format_bytes(each.sent) if each.sent else "-"
-        table.add_row(each.name, format_bytes(each.memory), sent, f"{each.speed:.2g}x")
-    return [table] if found.fitting else []
-
-
-def splits_lines(found: Splits, processes: int, capacity: int) -> list[str]:
-    """Returns the lines that name the settings of the first split, or the smallest memory if none fits."""
-    if found.fitting:
-        more = len(found.fitting) - MAX_SPLITS
-        return [
-            *([f"({more} more fit; --output FILE lists all.)"] if more > 0 else []),
-            "Settings of the first:",
-            *_indented(found.fitting[0].overrides),
-        ]
-    smallest = found.smallest
-    return [
-        f"No split over {processes} devices of {format_bytes(capacity)} fits with these micro-batches.",
-        f"The smallest needs {format_bytes(smallest.memory)}, with",
-        *_indented(smallest.overrides),
+        if size := getattr(footprint, name):
+            shown = f"optimizer state ({optim})" if name == "optimizer_state" else label
+            rows.append([shown, size, size / footprint.total if name in OF_WEIGHTS else None])
+    rows.append(["peak of a step", footprint.peak, footprint.peak / footprint.total])
+    cells = [
+        [label, Cell(format_bytes(size), size), None if each is None else Cell(f"{each:.2f}", each)]
+        for label, size, each in rows
     ]
+    return Table(["part", "memory", "bytes per weight"], cells, caption="Memory of one device")
 
 
-def _indented(overrides: Sequence[str]) -> list[str]:
-    return [f"    {override}" for override in overrides] or ["    the settings as configured"]
+def costs_table(found: Sequence[Strategy], caption: str) -> Table:
+    """Returns the table of what strategies hold and send."""
+    rows = [
+        [each.name, Cell(format_bytes(each.memory), each.memory),
+         Cell(format_bytes(each.sent), each.sent) if each.sent else None, Cell(f"{each.speed:.2g}x", each.speed)]
+        for each in found
+    ]  # fmt: skip
+    return Table(["strategy", "memory of each", "sent by each in a step", "speed, at most"], rows, caption=caption)
 
 
-def scaling_table(found: Sequence[Scaling]) -> Table:
-    """Returns the table of speed-ups by number of processes."""
-    table = _table(
-        "Speed of data parallelism, from measurements on this machine", ("processes", "number"),
-        ("same step, shared (Amdahl)", "number"), ("larger step (Gustafson)", "number"),
-    )  # fmt: skip
-    for each in found:
-        table.add_row(str(each.processes), f"{each.amdahl:.2f}x", f"{each.gustafson:.2f}x")
-    return table
+def split_blocks(found: Splits, processes: int, capacity: int) -> Iterator[Block]:
+    """Yields the splits that fit and the settings of the first, or the one with the smallest memory."""
+    if not found.fitting:
+        yield Text(
+            f"No split over {processes} devices of {format_bytes(capacity)} fits with these micro-batches. The "
+            f"smallest needs {format_bytes(found.smallest.memory)}, with these."
+        )
+        yield _settings(found.smallest.overrides)
+        return
+    caption = f"Splits that fit {processes} x {format_bytes(capacity)}, those that send the least first"
+    yield costs_table(found.fitting[:MAX_SPLITS], caption)
+    if (more := len(found.fitting) - MAX_SPLITS) > 0:
+        yield Text(f"({more} more fit; --output FILE lists all.)")
+    yield Text("Settings of the first:")
+    yield _settings(found.fitting[0].overrides)
 
 
-def fit_lines(fit: Fit, fits: bool, needed: int, capacity: int, original: Footprint) -> list[str]:
-    """Returns the lines that name the overrides to add, or the smallest memory if nothing fits."""
-    if fits and not fit.overrides:
-        return [f"It fits {format_bytes(capacity)} as it is: {format_bytes(needed)}."]
-    compute = fit.footprint.flops * original.rows / (original.flops * fit.footprint.rows) if original.flops else 1.0
-    lines = _indented(fit.overrides)
-    slower = f", {compute:.2f} times the compute" if compute > 1.005 else ""
-    if fits:
-        return [f"It fits {format_bytes(capacity)} with these: {format_bytes(needed)}{slower}.", *lines]
-    return [
-        f"No combination of settings fits {format_bytes(capacity)}. The smallest needs {format_bytes(needed)}, with",
-        *lines,
-        "Use shorter inputs, a smaller model, or several devices (see --processes).",
-    ]
+def _settings(overrides: Sequence[str]) -> Code:
+    return Code("\n".join([f"    {override}" for override in overrides]) or "    the settings as configured")
 
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -1,57 +1,139 @@
-"""What a profile found and suggests to change: each with its number, and an override that the settings allow."""
+"""What a profile found, and what to change: each with its number, and an override that the settings allow."""
 
 from __future__ import annotations
 
+import gzip
 import math
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
 
-from toolkit.base.console import counted, format_bytes, say, shorten
-from toolkit.base.files import write_json, write_text
+from toolkit.base.console import counted, format_bytes, shorten
+from toolkit.base.errors import ConfigError
+from toolkit.base.files import write_bytes
 from toolkit.config.keys import written
 from toolkit.config.sections import Config
-from toolkit.document import render
-from toolkit.document.blocks import Block, Cell, Code, Section, Table, Text
-from toolkit.document.render import print_table
+from toolkit.document.blocks import Block, Cell, Code, Page, Section, Table, Text
 from toolkit.lab.jobs.jobs import batch_and_accumulation
+from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
+from toolkit.lab.tool import Report, Request
 from toolkit.report.sections import MEANINGS, share_cell
 
-Found = Mapping[str, Any]
-"""Contents of `profile.json`."""
+TRACE = "trace.json.gz"
+COMPRESSION = 5
+OPENED = Text(f"The trace is in {TRACE}: open it in ui.perfetto.dev.")
+NOTHING = "Nothing here takes much time that a setting would save."
+SHOWN = 8
+"""Operations that the terminal shows."""
+NAME = 44
+"""Characters of an operation's name there."""
 
 
-def found_of(measured: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the figures of a profile, without advice.
+@dataclass(frozen=True)
+class Profile(Report):
+    """Where the time and the memory of a step go."""
 
-    Args:
-        measured: the result of `toolkit.lab.profile.measure.measure`.
-        facts: further facts.
+    FILE: ClassVar[str] = "profile"
+
+    phases: Mapping[str, Mapping[str, float]]  # `seconds` and `share` by name
+    step_seconds: float  # mean seconds of a step
+    rows_per_second: float  # over all processes
+    memory: Mapping[str, Any]  # bytes `before` the steps, and by phase their `peak` and what was `kept`
+    operations: Sequence[Mapping[str, Any]]  # those of the CPU with the most time
+    kernels: Sequence[Mapping[str, Any]]  # the same of the GPU
+    launches: Mapping[str, Any]  # how much of a step its operations would take if each had nothing to compute
+    flops: Mapping[str, float]  # operations of a step on all processes, against those of a large matrix product
+    padding: Mapping[str, Any]  # share of the positions, and whether it is computed
+    loading: Mapping[str, Any]  # the time to load the rows of a step, and the function with most of it
+    exchange: Mapping[str, float]  # shares of a step: exchange alone, waiting, any exchange
+    attention: Mapping[str, Any]  # how attention is computed, and its share of the operations' time
+    machine: Mapping[str, Any]  # the device, and numbers of GPUs, cores and threads
+    processes: int
+    steps: int  # steps that were timed
+    skipped: int  # steps before them
+    config: str
+    command: str
+    advice: Sequence[Mapping[str, Any]] = ()  # what to change, the largest share first
+
+    def page(self) -> Page:
+        """Returns the page: what to change, then the time, the figures and the operations."""
+        lead = f"{counted(len(self.advice), 'thing')} to change." if self.advice else NOTHING
+        return Page(f"Profile of {self.config}", lead, [
+            Section("Advice", self._advised()),
+            Section("Where the time goes", [phases(self), Text(_how(self)), Text(_memory_note(self))]),
+            Section("Figures", [figures(self)]),
+            Section("Operations", [*operations(self), OPENED]),
+        ])  # fmt: skip
+
+    def on_terminal(self) -> Iterator[Block]:
+        """Yields the phases, the operations with the most time, the figures and the advice."""
+        yield phases(self).without("what it is")
+        for table in operations(self)[:1]:
+            yield replace(table, rows=[[shorten(name, NAME), *rest] for name, *rest in table.rows[:SHOWN]])
+        yield figures(self)
+        yield from self._advised()
+        yield OPENED
+
+    def _advised(self) -> list[Block]:
+        blocks: list[Block] = []
+        for each in self.advice:
+            blocks += [Text(each["text"]), Code("\n".join(each["override"]), "bash")]
+        return blocks or [Text(NOTHING)]
+
+
+def profile(request: Request, skipped: int, steps: int) -> Profile:
+    """Times `steps` steps after `skipped` others, traces as many, and writes the trace to the output folder.
+
+    Raises:
+        ConfigError: if the settings are invalid.
+        RunError: if training fails.
     """
+    settings = {"train.max_steps": skipped + 2 * steps + 1}
+    short = request.override(FEW_STEPS, settings, unfrozen_at_once(request.cfg))
+    output = request.make_output()
+    with TemporaryDirectory(prefix="trace-") as name:
+        trace = Path(name) / "trace.json"
+        measured = short.measured("profile", skipped=skipped, steps=steps, trace=str(trace))
+        write_bytes(output / TRACE, gzip.compress(trace.read_bytes(), COMPRESSION, mtime=0))
+
+    def allowed(choice: Sequence[str]) -> bool:
+        try:
+            if _is_setting(choice):
+                request.load(choice)
+        except ConfigError:
+            return False
+        return True
+
+    found = profile_of(measured, steps=steps, skipped=skipped, config=str(request.config), command=request.command)
+    return replace(found, advice=advice_of(found, short.cfg, allowed))
+
+
+def profile_of(measured: Mapping[str, Any], **facts: Any) -> Profile:
+    """Returns a profile without advice from the result of `toolkit.lab.profile.measure.measure` and further fields."""
     ranks, trace = measured["ranks"], measured["trace"]
     seconds = {phase: fmean(rank["seconds"][phase] for rank in ranks) for phase in ranks[0]["seconds"]}
     step = sum(seconds.values())
     counting = [rank for rank in ranks if rank["counts"]]
-    return {
-        "phases": {phase: {"seconds": each, "share": each / step} for phase, each in seconds.items()},
-        "step_seconds": step,
-        "rows_per_second": sum(rank["rows"] for rank in counting) / step,
-        "memory": {"before": measured["memory"], "phases": trace["memory"]},
-        "operations": trace["operations"],
-        "kernels": trace["kernels"],
-        "launches": _launches(measured, step),
-        "flops": _flops(ranks, step),
-        "padding": _padding(measured, counting),
-        "loading": measured["loading"],
-        "exchange": _exchange(ranks, trace, step),
-        "attention": measured["attention"],
-        "machine": measured["machine"],
-        "processes": len(ranks),
+    return Profile(
+        phases={phase: {"seconds": each, "share": each / step} for phase, each in seconds.items()},
+        step_seconds=step,
+        rows_per_second=sum(rank["rows"] for rank in counting) / step,
+        memory={"before": measured["memory"], "phases": trace["memory"]},
+        operations=trace["operations"],
+        kernels=trace["kernels"],
+        launches=_launches(measured, step),
+        flops=_flops(ranks, step),
+        padding=_padding(measured, counting),
+        loading=measured["loading"],
+        exchange=_exchange(ranks, trace, step),
+        attention=measured["attention"],
+        machine=measured["machine"],
+        processes=len(ranks),
         **facts,
-    }
+    )
 
 
 def _launches(measured: Mapping[str, Any], step: float) -> dict[str, Any]:
@@ -83,10 +165,7 @@ def _padding(measured: Mapping[str, Any], counting: list[Mapping[str, Any]]) -> 
 
 
 def _exchange(ranks: list[Mapping[str, Any]], trace: Mapping[str, Any], step: float) -> dict[str, Any]:
-    """Returns the shares of a step in which processes did nothing but exchange, and in which any exchange went on.
-
-    The process that comes last waits for nobody: what the others take longer than it is waiting.
-    """
+    """Returns the shares of a step of exchange alone, of waiting for the slowest process, and of any exchange."""
     own = [rank["seconds"]["exchange"] + rank["hidden_exchange"] for rank in ranks]
     return {
         "share": fmean(own) / step,
@@ -96,7 +175,7 @@ def _exchange(ranks: list[Mapping[str, Any]], trace: Mapping[str, Any], step: fl
 
 
 LEAST = {"loading": 0.05, "padding": 0.1, "launches": 0.25, "exchange": 0.1, "attention": 0.1}
-"""From which share of a step (of padding: of the positions; of attention: of the operations' time) advice is given."""
+"""Least shares for advice: of a step, for padding of the positions, for attention of the operations' time."""
 LEAST_BUSY = 0.5
 """Part of a step in which a GPU should at least compute."""
 
@@ -121,14 +200,8 @@ class Finding:
     choices: Sequence[Choice]
 
 
-def advice_of(found: Found, cfg: Config, allowed: Callable[[Choice], bool]) -> list[dict[str, Any]]:
-    """Returns what to change, the largest share first.
-
-    Args:
-        found: the figures of the profile.
-        cfg: the configuration.
-        allowed: whether the settings allow overrides; of each finding, the first choice that they allow is given.
-    """
+def advice_of(found: Profile, cfg: Config, allowed: Callable[[Choice], bool]) -> list[dict[str, Any]]:
+    """Returns what to change, the largest share first, each with the first of its choices that the settings allow."""
     findings = [finding for rule in RULES for finding in rule(found, cfg)]
     kept = []
     for finding in sorted(findings, key=lambda each: -each.number):
@@ -140,28 +213,28 @@ def advice_of(found: Found, cfg: Config, allowed: Callable[[Choice], bool]) -> l
     return kept
 
 
-def _loading(found: Found, cfg: Config) -> Iterator[Finding]:
-    share, loading = found["phases"]["fetch"]["share"], found["loading"]
+def _loading(found: Profile, cfg: Config) -> Iterator[Finding]:
+    share, loading = found.phases["fetch"]["share"], found.loading
     if share < LEAST["loading"]:
         return
-    rest = found["step_seconds"] - found["phases"]["fetch"]["seconds"]
+    rest = found.step_seconds - found.phases["fetch"]["seconds"]
     needed = max(1, math.ceil(loading["seconds"] / rest))
     now = cfg.train.dataloader_num_workers
     workers = max(needed, (now if now != "auto" else 0) + 1)
     where = ""
     if loading["function"] is not None:
         where = (
-            f" Of the {_ms(loading['seconds'])} to load the rows of a step in one process, {loading['function']} "
-            f"({loading['place']}) takes {_ms(loading['function_seconds'])}."
+            f" Of the {format_seconds(loading['seconds'])} to load the rows of a step in one process, "
+            f"{loading['function']} ({loading['place']}) takes {format_seconds(loading['function_seconds'])}."
         )
-    spent, processes = _ms(found["phases"]["fetch"]["seconds"]), _counted(workers, "worker process")
+    spent, processes = format_seconds(found.phases["fetch"]["seconds"]), counted(workers, "worker process")
     text = f"{share:.0%} of a step ({spent}) is spent waiting for rows.{where} Make it faster, or load rows in "
     text += f"{processes} while the model computes."
     yield Finding("loading", share, text, [written({"train.dataloader_num_workers": workers})])
 
 
-def _advise_padding(found: Found, cfg: Config) -> Iterator[Finding]:
-    padding = found["padding"]
+def _advise_padding(found: Profile, cfg: Config) -> Iterator[Finding]:
+    padding = found.padding
     share = padding["share"]
     if share is None or share < LEAST["padding"] or not padding["computed"]:
         return
@@ -172,14 +245,14 @@ def _advise_padding(found: Found, cfg: Config) -> Iterator[Finding]:
     yield Finding("padding", share, text, choices)
 
 
-def _advise_launches(found: Found, cfg: Config) -> Iterator[Finding]:
-    launches, share = found["launches"], found["launches"]["share"]
-    idle = None if launches["busy"] is None else 1 - launches["busy"] - found["phases"]["fetch"]["share"]
+def _advise_launches(found: Profile, cfg: Config) -> Iterator[Finding]:
+    launches, share = found.launches, found.launches["share"]
+    idle = None if launches["busy"] is None else 1 - launches["busy"] - found.phases["fetch"]["share"]
     if share < LEAST["launches"] and (idle is None or idle < 1 - LEAST_BUSY):
         return
     text = (
         f"A step has {launches['operations']:,.0f} operations. If none computed anything, they would still take "
-        f"{_us(launches['smallest_seconds'])} each, {share:.0%} of the step"
+        f"{format_seconds(launches['smallest_seconds'])} each, {share:.0%} of the step"
     )
     text += "." if idle is None else f", and the GPU computes in {launches['busy']:.0%} of it."
     batch, accumulation = batch_and_accumulation(cfg)
@@ -196,9 +269,9 @@ def _advise_launches(found: Found, cfg: Config) -> Iterator[Finding]:
     yield Finding("launches", max(share, idle or 0.0), text, choices)
 
 
-def _advise_exchange(found: Found, cfg: Config) -> Iterator[Finding]:
-    exchange, share = found["exchange"], found["exchange"]["share"]
-    if found["processes"] == 1 or share < LEAST["exchange"]:
+def _advise_exchange(found: Profile, cfg: Config) -> Iterator[Finding]:
+    exchange, share = found.exchange, found.exchange["share"]
+    if found.processes == 1 or share < LEAST["exchange"]:
         return
     _, accumulation = batch_and_accumulation(cfg)
     text = (
@@ -209,8 +282,8 @@ def _advise_exchange(found: Found, cfg: Config) -> Iterator[Finding]:
     yield Finding("exchange", share, text, [written({"train.gradient_accumulation_steps": 2 * accumulation})])
 
 
-def _attention(found: Found, cfg: Config) -> Iterator[Finding]:
-    attention = found["attention"]
+def _attention(found: Profile, cfg: Config) -> Iterator[Finding]:
+    attention = found.attention
     if attention["share"] < LEAST["attention"]:
         return
     start = f"{attention['share']:.0%} of the operations' time is spent in attention that is computed step by step"
@@ -225,8 +298,8 @@ def _attention(found: Found, cfg: Config) -> Iterator[Finding]:
         yield Finding("attention", attention["share"], text, [choice])
 
 
-def _idle(found: Found, cfg: Config) -> Iterator[Finding]:
-    machine, processes = found["machine"], found["processes"]
+def _idle(found: Profile, cfg: Config) -> Iterator[Finding]:
+    machine, processes = found.machine, found.processes
     if machine["device"] == "cuda":
         if (unused := machine["gpus"] - processes) > 0:
             text = f"{machine['gpus']} GPUs visible, {processes} used."
@@ -234,7 +307,7 @@ def _idle(found: Found, cfg: Config) -> Iterator[Finding]:
         return
     cores, threads = machine["cores"], machine["threads"] * processes
     if threads != cores:
-        text = f"{_counted(cores, 'core')}, {_counted(threads, 'thread')} in {_counted(processes, 'process')}."
+        text = f"{counted(cores, 'core')}, {counted(threads, 'thread')} in {counted(processes, 'process')}."
         if threads > cores:
             text += " They wait for each other."
         yield Finding(
@@ -249,64 +322,42 @@ RULES = (_loading, _advise_padding, _advise_launches, _advise_exchange, _attenti
 """What is looked for."""
 
 
-def is_setting(choice: Choice) -> bool:
+def _is_setting(choice: Choice) -> bool:
     """Whether a choice is overrides, not an option or an environment variable of the command."""
     return all("." in each.partition("=")[0] for each in choice)
 
 
-def _counted(count: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{count} {noun if count == 1 else plural}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
-
-
-def _us(seconds: float) -> str:
-    return f"{1e6 * seconds:.2g} us"
-
-
-TRACE = "trace.json.gz"
-WIDTH = 80
-NOTHING = "Nothing here takes much time that a setting would save."
-SHOWN = 8
-"""Operations that the terminal shows."""
-NAME = 44
-"""Characters of an operation's name there."""
-
-
-def phases(found: Found) -> Table:
+def phases(found: Profile) -> Table:
     """Returns the table of the phases."""
-    memory = found["memory"]["phases"]
+    memory = found.memory["phases"]
     rows = [
         [name, duration(each["seconds"]), share_cell(each["share"]), *_memory(memory.get(name)), MEANINGS[name]]
-        for name, each in found["phases"].items()
+        for name, each in found.phases.items()
         if each["seconds"]
     ]
-    caption = f"Phases of a step of {format_seconds(found['step_seconds'])}"
+    caption = f"Phases of a step of {format_seconds(found.step_seconds)}"
     return Table(["phase", "time", "share", "peak", "kept", "what it is"], rows, caption=caption)
 
 
-def operations(found: Found) -> list[Table]:
+def operations(found: Profile) -> list[Table]:
     """Returns the tables of the operations with the most time, on the CPU and on the GPU."""
     tables = []
-    for name, caption in (("kernels", "Kernels of the GPU"), ("operations", "Operations of the CPU")):
+    for found_here, caption in ((found.kernels, "Kernels of the GPU"), (found.operations, "Operations of the CPU")):
         rows = [
             [each["name"], Cell(f"{each['calls']:,.0f}", each["calls"]), duration(each["seconds"]),
              share_cell(each["share"])]
-            for each in found[name]
+            for each in found_here
         ]  # fmt: skip
         if rows:
             tables.append(Table(["name", "calls", "own time", "share"], rows, caption=f"{caption}, of a step"))
     return tables
 
 
-def figures(found: Found) -> Table:
+def figures(found: Profile) -> Table:
     """Returns the table of speed and use."""
-    flops, padding, launches, exchange = (found[name] for name in ("flops", "padding", "launches", "exchange"))
+    flops, padding, launches, exchange = (found.flops, found.padding, found.launches, found.exchange)
     rows: list[list[Any]] = [
-        ["rows per second", f"{found['rows_per_second']:,.4g}"],
+        ["rows per second", f"{found.rows_per_second:,.4g}"],
         ["FLOP of a step", _units(flops["step"], "FLOP")],
         ["FLOP/s", _units(flops["second"], "FLOP/s")],
         ["FLOP/s of a large matrix product", _units(flops["matmul_second"], "FLOP/s")],
@@ -318,8 +369,8 @@ def figures(found: Found) -> Table:
     if padding["share"] is not None:
         left_out = "" if padding["computed"] else " (not computed)"
         rows.append(["padding", f"{padding['share']:.1%} of the positions{left_out}"])
-    rows.append(["loading the rows of a step, alone", format_seconds(found["loading"]["seconds"])])
-    if found["processes"] > 1:
+    rows.append(["loading the rows of a step, alone", format_seconds(found.loading["seconds"])])
+    if found.processes > 1:
         rows += [
             ["exchange and nothing else", f"{exchange['share']:.1%} of a step"],
             ["of that, waiting for the slowest", f"{exchange['waiting']:.1%} of a step"],
@@ -328,60 +379,19 @@ def figures(found: Found) -> Table:
     return Table(["figure", "value"], rows)
 
 
-def advice(found: Found, width: int | None = None) -> list[str]:
-    """Returns the advice as lines, wrapped to a width."""
-    lines = []
-    for number, each in enumerate(found["advice"], start=1):
-        text = f"{number}. {each['text']}"
-        lines += [text] if width is None else textwrap.wrap(text, width, subsequent_indent="   ")
-        lines += [f"   {override}" for override in each["override"]]
-    return lines or [NOTHING]
-
-
-def show(found: Found) -> None:
-    """Prints the tables and the advice."""
-    table = phases(found)
-    print_table(Table(table.header[:-1], [row[:-1] for row in table.rows], caption=table.caption))
-    say("")
-    for each in operations(found)[:1]:
-        rows = [[shorten(name, NAME), *rest] for name, *rest in each.rows[:SHOWN]]
-        print_table(Table(each.header, rows, caption=each.caption))
-        say("")
-    print_table(figures(found))
-    say("\n".join(["", *advice(found, WIDTH)]))
-
-
-def sections(found: Found) -> list[Section]:
-    """Returns the sections of the page."""
-    return [
-        Section("Advice", _advice(found)),
-        Section("Where the time goes", [phases(found), Text(_how(found)), Text(_memory_note(found))]),
-        Section("Figures", [figures(found)]),
-        Section("Operations", [*operations(found), Text(f"The trace is in {TRACE}: open it in ui.perfetto.dev.")]),
-        Section("Command", [Code(found["command"], "bash")]),
-    ]
-
-
-def _advice(found: Found) -> list[Block]:
-    blocks: list[Block] = []
-    for each in found["advice"]:
-        blocks += [Text(each["text"]), Code("\n".join(each["override"]), "bash")]
-    return blocks or [Text(line) for line in advice(found)]
-
-
-def _how(found: Found) -> str:
-    gpu = " Each phase waits for the GPU." if found["machine"]["device"] != "cpu" else ""
+def _how(found: Profile) -> str:
+    gpu = " Each phase waits for the GPU." if found.machine["device"] != "cpu" else ""
     return (
-        f"Times are means over {found['steps']} steps after {found['skipped']} others, and over "
-        f"{found['processes']} process{'' if found['processes'] == 1 else 'es'}.{gpu} As many further steps were "
+        f"Times are means over {found.steps} steps after {found.skipped} others, and over "
+        f"{counted(found.processes, 'process')}.{gpu} As many further steps were "
         "traced, for operations and memory, and one was counted, for FLOP: matrix products, convolutions and "
         "attention, of the forward and the backward pass. Nothing was evaluated or saved."
     )
 
 
-def _memory_note(found: Found) -> str:
+def _memory_note(found: Profile) -> str:
     return (
-        f"Peak: the most that tensors held in a phase above the {format_bytes(found['memory']['before'])} of weights, "
+        f"Peak: the most that tensors held in a phase above the {format_bytes(found.memory['before'])} of weights, "
         "buffers and optimizer. Kept: by how much they grew in it, over a step."
     )
 
@@ -414,12 +424,3 @@ def _units(value: float, unit: str) -> str:
         if value >= factor:
             return f"{value / factor:.3g} {name}{unit}"
     return f"{value:.3g} {unit}"
-
-
-def write(found: Found, folder: Path) -> None:
-    """Writes `profile.json`, and the page as HTML and Markdown."""
-    count = len(found["advice"])
-    title, lead = f"Profile of {found['config']}", f"{counted(count, 'thing')} to change." if count else NOTHING
-    write_json(folder / "profile.json", found)
-    write_text(folder / "profile.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "profile.html", render.render_html(title, lead, sections(found)))
