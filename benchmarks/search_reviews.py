@@ -68,7 +68,7 @@ def run(tool: str, folder: Path, arguments: Sequence[str], options: Any) -> tupl
 
 def main() -> None:
     """Runs both tools and writes what they found."""
-    from toolkit.lab.search.report import verdict
+    from toolkit.lab.search.report import SearchReport, verdict
 
     made = parser(__doc__, pairs=1, wall_only="tools start processes of their own")
     made.add_argument("--data", type=Path, required=True, help="folder of the datasets")
@@ -84,7 +84,7 @@ def main() -> None:
         search_seconds, search = run("search", folder, method, options)
     said = [
         f"lr-find suggests {rate:.2g}.",
-        *verdict(search),
+        *verdict(SearchReport(**search)),
         f"Trials: {', '.join(f'{count} {state}' for state, count in search['counts'].items())}; all of them together "
         f"trained for {search['cost']['seconds']:.0f} s.",
     ]

@@ -6,35 +6,23 @@ import argparse
 import re
 import shlex
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
-from functools import reduce
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.cli_errors import EXIT_INTERRUPT
-from toolkit.base.errors import ConfigError, InputError, RunError
+from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import expanded
 from toolkit.base.outputs import output_folder
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least
-from toolkit.lab.compare.variants import MODES, QUESTIONS, Variant, combine, of_question, read_switch
+from toolkit.lab.compare.variants import MODES, QUESTIONS
 from toolkit.lab.search.space import METHODS
 
 if TYPE_CHECKING:
-    from toolkit.api.task import Task
-    from toolkit.config import Loaded
-    from toolkit.lab.compare.runs import Comparison
-    from toolkit.lab.compare.variants import Checked
     from toolkit.lab.cross_validate import Fold, Validation
-    from toolkit.lab.search.study import Search
-
-
-PATIENCE = 60.0
-"""Seconds that the last part of a comparison waits for another that writes it at the same time."""
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -88,137 +76,23 @@ def run_compare(arguments: argparse.Namespace) -> None:
     """Runs the remaining variants and writes the comparison.
 
     Raises:
-        ConfigError: if settings of variants are invalid.
-        InputError: if arguments are invalid.
+        ToolkitError: see `toolkit.lab.compare.report.compare`.
         RunError: if every variant failed.
     """
-    from toolkit.base.console import format_duration
+    least = QUESTIONS[arguments.preset].processes if arguments.preset else 1
+    processes = arguments.processes or (least if arguments.launch is None else None)
+    request = options.request(arguments, "compare", processes=processes, least=least)
+    from toolkit.lab.compare.report import compare
 
-    comparison = _comparison(arguments)
-    from toolkit.checkpoint.output_folder import OutputLock
-    from toolkit.lab.compare import page, report, runs
-    from toolkit.lab.compare.runs import load_average, repeats_of
-
-    comparison.folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    try:
-        if arguments.part is not None and not _run_part(comparison, *arguments.part):
-            return
-        with OutputLock(comparison.folder, patience_seconds=0 if arguments.part is None else PATIENCE):
-            repeats = repeats_of(comparison, failures=arguments.part is not None)
-            load = load_average() if any(each.state == "waiting" for each in repeats) else None
-            runs.run_and_show(comparison, repeats, load)
-            best = runs.keep_and_show(comparison, repeats)
-    except KeyboardInterrupt:
-        print("\nstopped by Ctrl-C; rerun the same command to continue with the remaining runs", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPT)
-    facts = {
-        "command": ["toolkit", *sys.argv[1:]],
-        "preset": arguments.preset,
-        "mode": None if arguments.preset else arguments.mode,
-        "seconds": round(time.monotonic() - began, 1),
-        "load_at_start": load,
-    }
-    found = report.build(comparison, repeats, facts, best)
-    page.write(found, comparison.folder)
-    page.show_result(found)
-    print(f"\n{format_duration(facts['seconds'])}; written to {comparison.folder}/comparison.html, .md and .json")
-    if not any("figures" in variant for variant in found["variants"]):
+    with options.interruptible("runs"):
+        report = compare(request, arguments)
+    if report is None:
+        return
+    report.publish(request.output)
+    if not any("figures" in variant for variant in report.found["variants"]):
         raise RunError("every variant failed; the reasons are listed above")
 
 
-def _run_part(comparison: Comparison, part: int, parts: int) -> bool:
-    """Runs a part of the comparison, and returns whether all of it is finished.
-
-    Raises:
-        InputError: if the comparison is to keep a model, which depends on all runs.
-    """
-    from toolkit.base.console import counted
-    from toolkit.checkpoint.output_folder import OutputLock
-    from toolkit.lab.compare import runs
-    from toolkit.lab.compare.runs import repeats_of
-
-    if comparison.keep_best:
-        raise InputError("--keep-best: depends on all runs; use it in a command without --part, after the parts")
-    own = comparison.folder / "parts" / f"{part}-of-{parts}"
-    own.mkdir(parents=True, exist_ok=True)
-    with OutputLock(own):
-        mine = repeats_of(comparison)[part - 1 :: parts]
-        runs.run_and_show(comparison, mine, None)
-    left = sum(repeat.state == "waiting" for repeat in repeats_of(comparison, failures=True))
-    failed = sum(repeat.state == "failed" for repeat in mine)
-    if not left:
-        return True
-    print(f"not finished: {counted(left, 'run')} of the comparison ({failed} of this part failed)")
-    if mine and failed == len(mine):
-        raise RunError("every run of this part failed; the reasons are listed above")
-    return False
-
-
-def _comparison(arguments: argparse.Namespace) -> Comparison:
-    """Checks the arguments and returns the comparison to run."""
-    task_type, loaded = options.load(arguments)
-    question = QUESTIONS[arguments.preset] if arguments.preset else None
-    from toolkit.api.run import best_metric, metric_named
-    from toolkit.base.console import quiet_libraries
-    from toolkit.data.row_cache import code_fingerprint
-    from toolkit.lab.compare.report import estimates
-    from toolkit.lab.compare.runs import Comparison
-    from toolkit.lab.compare.variants import check_variants
-    from toolkit.lab.jobs.jobs import Launch
-
-    quiet_libraries()
-    least = question.processes if question else 1
-    default = least if arguments.launch is None else None
-    launch = Launch.of(arguments.launch, arguments.processes or default)
-    launch.check(least)
-    cfg = loaded.config
-    task = task_type(cfg)
-    metric = metric_named(arguments.metric, task, "--metric") if arguments.metric else best_metric(cfg, task)
-    if question is None:
-        variants = _switched(arguments, task_type, loaded)
-    else:
-        variants = of_question(question, cfg, launch.processes)
-    overrides = [*arguments.overrides, *([f"train.max_steps={arguments.steps}"] if arguments.steps else [])]
-    checked = check_variants(task_type, arguments.config, overrides, variants, launch, arguments.keep_window)
-    _refuse(checked, lenient=arguments.skip_refused or question is not None)
-    return Comparison(
-        recipe=Path(arguments.recipe),
-        config=Path(arguments.config),
-        overrides=overrides,
-        checked=checked,
-        launch=launch,
-        seeds=range(cfg.seed, cfg.seed + arguments.seeds),
-        draws=arguments.draws,
-        code=code_fingerprint(task),
-        metric=metric,
-        keep_best=arguments.keep_best,
-        folder=expanded(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-compare"),
-        estimates=estimates(task_type, checked) if any(variant.technique for variant in variants) else {},
-    )
-
-
-def _switched(arguments: argparse.Namespace, task_type: type[Task], loaded: Loaded) -> list[Variant]:
-    from toolkit.config.keys import field_types, section_types, to_yaml
-
-    keys = [key for key, kind in field_types(section_types(task_type.Options)).items() if not is_dataclass(kind)]
-    values = {".".join(key): reduce(getattr, key, loaded.config) for key in keys}
-    configured = {key: value if isinstance(value, str) else to_yaml(value) for key, value in values.items()}
-    variants = combine([read_switch(text, configured) for text in arguments.switch], arguments.mode)
-    if len(variants) == 1:
-        raise InputError("--switch: nothing to compare; add a second value")
-    return variants
-
-
-def _refuse(checked: Checked, lenient: bool) -> None:
-    """Reports variants that cannot run before any run starts; raises unless they may be skipped."""
-    if not lenient or checked.variants[0].name in checked.refused or len(checked.configs) < 2:
-        checked.refuse()
-    for name, problems in checked.refused.items():
-        print(fill(f"skipped: variant {name}: {'; '.join(problems)}", 80, break_long_words=False))
-
-
-TRIALS = 20
 _TIME = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
 
 
@@ -239,7 +113,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--trials",
         type=at_least(1),
         metavar="N",
-        help=f"number of trials; members of the population for pbt (default: {TRIALS}, grid: all)",
+        help="number of trials; members of the population for pbt (default: 20, grid: all)",
     )
     parser.add_argument(
         "--parallel",
@@ -276,113 +150,22 @@ def run_search(arguments: argparse.Namespace) -> None:
         RunError: if no trial can be trained, or the winner cannot be scored.
     """
     if arguments.show is not None:
-        _show(arguments)
+        from toolkit.lab.search.report import searched
+
+        searched(expanded(arguments.show), arguments.storage).show()
         return
-    if missing := [name for name in ("recipe", "config", "space") if getattr(arguments, name) is None]:
-        names = {"recipe": "RECIPE", "config": "--config FILE", "space": "--space FILE"}
-        raise InputError(f"{names[missing[0]]} is required (or --show DIR)")
-    began = time.monotonic()
-    search = _search(arguments)
-    from toolkit.lab.search import report
-    from toolkit.lab.search.study import Book
-    from toolkit.lab.search.trials import own_settings
+    for name, option in (("recipe", "RECIPE"), ("config", "--config FILE"), ("space", "--space FILE")):
+        if getattr(arguments, name) is None:
+            raise InputError(f"{option} is required (or --show DIR)")
+    request = options.request(arguments, "search")
+    from toolkit.lab.search.report import search
 
-    known = report.claim(search, arguments.command)
-    book = Book(search, known["owner"], own_settings(search.base))
-    try:
-        winner = _run(search, book)
-    except KeyboardInterrupt:
-        print("\nstopped by Ctrl-C; the same command goes on with the remaining trials", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPT)
-    found = report.build(report.shown_facts(known), book.study, winner, time.monotonic() - began)
-    report.write(found, search.folder)
-    report.show(found)
-    print(f"\nwritten to {search.folder}/search.html, .md and .json")
-
-
-def _run(search: Search, book: Any) -> dict[str, Any] | None:
-    """Runs what is left, and returns what is known of the winner."""
-    from filelock import FileLock
-
-    from toolkit.base.files import write_json
-    from toolkit.checkpoint.output_folder import OutputLock
-    from toolkit.lab.search import population, report, trials, winner
-    from toolkit.lab.search.space import overrides_of
-
-    def told(number: int, result: dict[str, Any]) -> None:
-        params = result.get("settings") or book.trials()[number].params
-        report.tell(number, result, overrides_of(params), search.metric.name)
-
-    book.open()
-    if search.method == "pbt":
-        with OutputLock(search.folder):
-            population.run(search, book, told)
-    else:
-        trials.run(search, book, told)
-    if any(each.state.name == "RUNNING" for each in book.trials()):
-        print("some trials are not over: they run elsewhere, or the time is over", flush=True)
-        return report.winner_of(search.folder)
-    with FileLock(search.folder / "score.lock"):
-        found = winner.score(search, book)
-        if found is not None:
-            write_json(search.folder / report.WINNER, found)
-    return found
-
-
-def _search(arguments: argparse.Namespace) -> Search:
-    """Checks the arguments and returns the search."""
-    task_type, loaded = options.load(arguments)
-    from toolkit.api.run import best_metric
-    from toolkit.base.console import quiet_libraries
-    from toolkit.lab.jobs.jobs import Launch
-    from toolkit.lab.search.space import grid_of, read_space, refuse_misfit
-    from toolkit.lab.search.study import Search, require_optuna
-    from toolkit.lab.search.trials import refuse_too_many
-
-    require_optuna()
-    quiet_libraries()
-    cfg = loaded.config
-    launch = Launch.of(arguments.launch, arguments.processes)
-    launch.check(1)
-    space = read_space(expanded(arguments.space), task_type, arguments.config, arguments.overrides)
-    refuse_misfit(arguments.method, space, cfg, arguments.storage)
-    data = cfg.data
-    if data.validation_split == 0 and data.validation_file is None and data.dataset_name is None:
-        raise ConfigError(["data.validation_split: a search compares trials on validation rows, and there are none; "
-                           "set data.validation_file or data.validation_split"])  # fmt: skip
-    refuse_too_many(arguments.parallel, launch.processes)
-    grid = len(grid_of(space)) if arguments.method == "grid" else None
-    if arguments.method == "pbt" and (arguments.trials or TRIALS) < 2:
-        raise InputError("--trials: a population needs at least 2 members")
-    return Search(
-        recipe=Path(arguments.recipe),
-        config=Path(arguments.config),
-        overrides=arguments.overrides,
-        task_type=task_type,
-        base=launch.load(task_type, arguments.config, arguments.overrides),
-        space=space,
-        method=arguments.method,
-        metric=best_metric(cfg, task_type(cfg)),
-        launch=launch,
-        trials=arguments.trials or grid or TRIALS,
-        parallel=arguments.parallel,
-        deadline=None if arguments.time is None else time.time() + arguments.time,
-        folder=Path(expanded(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-search")).absolute(),
-        storage=arguments.storage,
-    )
-
-
-def _show(arguments: argparse.Namespace) -> None:
-    """Shows the search in a folder, and writes nothing."""
-    from toolkit.lab.search import report
-    from toolkit.lab.search.study import load_study
-
-    place = expanded(arguments.show)
-    known = report.read(place)
-    if known is None:
-        raise InputError(f"--show: {place.absolute()} is not the folder of a search")
-    study = load_study(place, known["name"], arguments.storage)
-    report.show(report.build(report.shown_facts(known), study, report.winner_of(place), 0.0))
+    with options.interruptible("trials"):
+        report = search(
+            request, expanded(arguments.space), arguments.method, arguments.trials, arguments.parallel, arguments.time,
+            arguments.storage,
+        )  # fmt: skip
+    report.publish(request.output)
 
 
 FOLDS = 5

@@ -18,22 +18,9 @@ import toolkit
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.commands.cli import main
 from toolkit.config.sections import ParallelConfig
-from toolkit.document import render
-from toolkit.lab.compare.page import (
-    excuse,
-    kept,
-    legend,
-    marked,
-    metric_table,
-    notes,
-    pairs,
-    sections,
-    table,
-    title_and_lead,
-    write,
-)
-from toolkit.lab.compare.page import strategy_lines as lines
-from toolkit.lab.compare.report import build
+from toolkit.document.blocks import Table, shown
+from toolkit.lab.compare.page import excuse, kept, legend, marked, notes, on_terminal, pairs, results
+from toolkit.lab.compare.report import ComparisonReport, build
 from toolkit.lab.compare.runs import (
     Comparison,
     busy_at_start,
@@ -314,7 +301,7 @@ def comparison(tmp_path, monkeypatch):
     return make
 
 
-def test_runs_go_in_turn_and_a_failed_variant_is_a_row(comparison):
+def test_runs_go_in_turn_and_a_failed_variant_is_a_row(comparison, tmp_path):
     asked, log = comparison("adamw_torch", "sgd", "lamb_bnb_8bit", "adafactor")
     repeats = repeats_of(asked)
     run_repeats(asked, repeats, lambda: None)
@@ -328,7 +315,7 @@ def test_runs_go_in_turn_and_a_failed_variant_is_a_row(comparison):
     assert [row["name"] for row in found["variants"] if "figures" in row] == ["0", "3"]
     assert found["variants"][3]["differs"] == {"train.optim": ["adamw_torch", "adafactor"]}
     assert "train.optim=adafactor" in found["variants"][3]["command"]
-    page = render.render_markdown(*title_and_lead(found), sections(found))
+    page = written(found, tmp_path)
     assert "2 1 did not run: its process ended with exit code 1" in page
     assert page.count("| 4 | 3 |") == 6  # variants, two tables of each metric, memory, intervals
 
@@ -509,17 +496,29 @@ def found_with(comparison, *seeds: int, **changes: object) -> dict:
     return found
 
 
+def tables_of(found: dict) -> list[list[list[str]]]:
+    """Returns the cells of the tables that the terminal shows."""
+    return [[[*map(shown, row)] for row in each.rows] for each in on_terminal(found) if isinstance(each, Table)]
+
+
+def written(found: dict, folder: Path) -> str:
+    """Writes a comparison, and returns its page as Markdown."""
+    ComparisonReport(found).save(folder)
+    return (folder / "comparison.md").read_text()
+
+
 def test_a_single_run_tells_nothing_about_time_or_quality(comparison):
     found = found_with(comparison, 1)
-    assert [cell.splitlines()[1:] for cell in table(found)[1][1]] == [
-        [], ["? x1.00"], [], ["? x1.00"], ["? x1.00"], ["? +0"],
+    (first,) = tables_of(found)
+    assert [cell.splitlines()[1:] for cell in first[1]] == [
+        [], ["(? x1.00)"], [], ["(? x1.00)"], ["(? x1.00)"], ["(? +0)"],
     ]  # fmt: skip
     assert legend(found).startswith("? a single run")
-    assert metric_table(found) is None
     several = found_with(comparison, 1, 2)
     assert legend(several) == "~ the difference from the baseline could be chance."
-    assert metric_table(several)[1] == [
-        ["0", "0.815", "0.0071", "2", "", ""], ["1", "0.815", "0.0071", "2", "+0", "+0 to +0"],
+    _, metric = tables_of(several)
+    assert metric == [
+        ["0", "0.815", "0.0071", "2", "-", "-"], ["1", "0.815", "0.0071", "2", "+0", "+0\u00a0to\u00a0+0"],
     ]  # fmt: skip
 
 
@@ -536,23 +535,21 @@ def test_a_busy_machine_is_noticed(comparison, tmp_path):
         variant["load"] = [7.0]
     (note,) = notes(found | {"load_at_start": 4.0})
     assert "before the first run (4.0) and during runs of all variants (up to 7.0)" in note
-    write(found, tmp_path)
+    written(found, tmp_path)
     assert "during runs of all variants" in (tmp_path / "comparison.html").read_text()
 
 
 def test_rows_per_step_are_shown_if_they_differ(comparison):
     found = found_with(comparison, 1, 2, rows_per_step=64)
-    assert table(found)[0][:2] == ["variant", "rows/step"]
-    assert [row[1] for row in table(found)[1]] == ["16", "64"]
+    assert results(found).header[:3] == ["#", "variant", "rows per step"]
+    assert [row[1] for row in tables_of(found)[0]] == ["16", "64"]
     assert "--keep-window" in next(notes(found))
-    assert "| # | variant | rows per step |" in render.render_markdown(*title_and_lead(found), sections(found))
-    assert table(found_with(comparison, 1, 2))[0][1] == "peak memory"
+    assert results(found_with(comparison, 1, 2)).header[2] == "peak memory"
 
 
 def test_all_metrics_and_seeds_are_on_the_page(comparison, tmp_path):
     found = found_with(comparison, 1, 2)
-    write(found, tmp_path)
-    page = (tmp_path / "comparison.md").read_text()
+    page = written(found, tmp_path)
     assert "| 2 | 1 | 0.815 ± 0.0071 | 0.5 ± 0 |" in page  # the overview, the main metric first
     assert "| # | variant | mean | sd | n | difference | 95 % interval | seed 1 | seed 2 |" in page
     assert "| 1 | 0 | 0.815 | 0.0071 | 2 | - | - | 0.81 | 0.82 |" in page
@@ -571,9 +568,9 @@ def test_a_metric_beyond_numbers_or_of_one_variant_alone_is_left_out(comparison,
     repeats[1].measured["figures"]["eval_accuracy"] = None  # as JSON has infinity
     del repeats[2].measured["metrics"]["eval_accuracy"]
     found = build(asked, repeats, {"command": ["toolkit", "compare"]})
-    write(found, tmp_path)
+    written(found, tmp_path)
     assert ["eval_accuracy" in variant["figures"] for variant in found["variants"]] == [True, False, False]
-    assert [len(row) for row in table(found)[1]] == [6, 6, 6]
+    assert [row[-1] for row in tables_of(found)[0]] == ["0.8", "-", "-"]
     assert "inf" not in (tmp_path / "comparison.json").read_text().lower()
 
 
@@ -606,8 +603,7 @@ def test_measurements_stand_beside_their_estimates(tmp_path, monkeypatch):
     assert pairs(found, named["local SGD"]) == [(10, 11), (10, 12), (20, 13), (108, 61 + 48), (400, 390)]
     assert [measured for measured, _ in pairs(found, named["3D"])] == [None] * 5
     assert named["3D"]["command"].startswith(f"toolkit train {RECIPE} --config {CONFIG} --processes 8 ")
-    write(found, tmp_path)
-    page = (tmp_path / "comparison.md").read_text()
+    page = written(found, tmp_path)
     for words in (
         "| 10 | 3D | 8 | - (11 B) |",
         "| 11 | nn.DataParallel | low | never: DDP does the same faster |",
@@ -615,10 +611,9 @@ def test_measurements_stand_beside_their_estimates(tmp_path, monkeypatch):
         "6 HSDP did not run: needs 4 processes; this row is an estimate",
     ):
         assert words in page, page
-    beside, uses = lines(found)
-    assert beside[1][0] == ["DDP\n  2 processes, estimate", "10 B\n11 B", "10 B\n12 B", "20 B\n13 B",
-                            "108 B\n108 B", "400 B\n390 B"]  # fmt: skip
-    assert len(uses[1]) == len(beside[1]) + 1 == 11
+    *_, beside, uses = tables_of(found)
+    assert beside[0] == ["DDP", "10 B\n(11 B)", "10 B\n(12 B)", "20 B\n(13 B)", "108 B\n(108 B)", "400 B\n(390 B)"]
+    assert len(uses) == len(beside) + 1 == 11
 
 
 # The page
@@ -631,7 +626,7 @@ def test_a_click_on_a_column_sorts_the_page(comparison, tmp_path, monkeypatch):
     run_repeats(asked, repeats, lambda: None)
     for repeat, peak in zip(repeats, (300, 100, 200), strict=False):
         repeat.measured = measurement(peak=peak * 2**20)
-    write(build(asked, repeats, {"command": ["toolkit", "compare"]}), tmp_path)
+    written(build(asked, repeats, {"command": ["toolkit", "compare"]}), tmp_path)
     script = """
         const table = document.querySelector("table.sortable");
         const order = () => [...table.tBodies[0].rows].map((row) => row.cells[0].textContent);
@@ -730,7 +725,7 @@ def test_the_command_compares(tmp_path, capsys, monkeypatch):
     best = Path(found["best"]["run"])
     assert best.is_relative_to(output)
     assert 0 <= toolkit.load(best).evaluate([{"text": "good", "label": "positive"}])["eval_accuracy"] <= 1
-    assert table(found)[1][1][0] == "learning_rate=1e30"
+    assert tables_of(found)[0][1][0] == "learning_rate=1e30"
     files = {"comparison.json", "comparison.md", "comparison.html", "trade_off.svg", "memory.svg", "loss.svg", "runs"}
     assert files | {".lock"} == {path.name for path in output.iterdir()}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from toolkit.document import render
+from toolkit.document.blocks import shown
 from toolkit.lab.compare import page
 from toolkit.lab.compare.report import costs_of, sums_of
 
@@ -50,22 +50,22 @@ def test_sums_are_those_of_all_runs_or_not_given():
     assert sums_of([]) == {}
 
 
-def test_the_terminal_shows_costs_and_targets(found):
-    titles, rows = page.cost_lines(found, ["1", "2", "3"]) or ([], [])
-    assert titles == ["cost", "energy", "price", "to target", "steps to it", "energy to it"]
-    assert rows[0] == ["1", "1.1 Wh", "1.1", "5.5 s", "4.5", "0.55 Wh"]
-    assert rows[1][3:5] == ["18 s\n(1 of 2 runs)\nx3.27", "20\n(1 of 2 runs)\nx4.44"]
-    assert rows[-1] == ["all runs", "8.8 Wh", "8.8", "", "", ""]
-    assert page.cost_lines({"variants": [{"name": "a", "runs": 1, "costs": {}}]}, ["1"]) is None
+def test_costs_and_targets_are_a_table_with_the_sums(found):
+    table = page.costs(found)
+    assert table.header == ["#", "variant", "time", "energy", "price", "to target", "steps to it", "energy to it"]
+    rows = [[*map(shown, row)] for row in table.rows]
+    assert rows[0] == ["1", "a", "11 s", "1.1 Wh", "1.1", "5.5 s", "4.5", "0.55 Wh"]
+    assert rows[1][5:7] == ["18 s\n(1 of 2 runs)\nx3.27", "20\n(1 of 2 runs)\nx4.44"]
+    assert rows[-1] == ["all", "all runs", "88 s", "8.8 Wh", "8.8", "-", "-", "-"]
+    assert page.costs({"variants": [{"name": "a", "runs": 1, "costs": {}}]}) is None
 
 
-def test_the_page_has_a_row_per_variant_and_the_sums(found):
-    text = render.render_markdown("", "", [page.section(found)])
-    assert "| all runs | 88 s | 8.8 Wh |" in text
+def test_the_page_names_the_target_and_the_source_of_the_energy(found):
+    text = str(page.cost_blocks(found))
     assert "The target is eval_accuracy 0.9" in text
     assert "Energy: measured." in text
     for variant in found["variants"][:2]:
         for name in page.TO_TARGET:
             variant["costs"].pop(name, None)
-    assert "not reached" in render.render_markdown("", "", [page.section(found)])
-    assert page.section({"variants": [{"name": "failed", "runs": 0}]}).blocks == []
+    assert "not reached" in str(page.cost_blocks(found))
+    assert page.cost_blocks({"variants": [{"name": "failed", "runs": 0}]}) == []

@@ -19,12 +19,13 @@ from toolkit.commands.cli import main
 from toolkit.lab.jobs import jobs
 from toolkit.lab.jobs.jobs import Launch
 from toolkit.lab.search import population, report, trials, winner
-from toolkit.lab.search.report import sections, title_and_lead, verdict
+from toolkit.lab.search.report import SearchReport, verdict
 from toolkit.lab.search.space import Dimension
 from toolkit.lab.search.study import JOURNAL, OWNER, Book, Search, result_of
-from toolkit.lab.search.trials import lighten, own_settings, refuse_too_many, resources
+from toolkit.lab.search.trials import lighten, refuse_too_many, resources
 from toolkit.lab.search.winner import differences, interval, same
 from toolkit.lab.search.worker import Watcher, risen
+from toolkit.lab.tool import Request
 from toolkit.metrics.score import Score
 from toolkit.recipe import load_settings, load_task_type
 
@@ -47,32 +48,26 @@ def make(tmp_path, monkeypatch):
     def search(*space: Dimension, method: str = "random", trials: int = 4, **more) -> Search:
         task_type = load_task_type(RECIPE)
         cfg = load_settings(task_type, CONFIG).config
-        return Search(RECIPE, CONFIG, [], task_type, cfg, list(space), method, Score("eval_accuracy"),
-                      Launch(None, 1, {}), trials, more.pop("parallel", 1), more.pop("deadline", None),
-                      tmp_path / "out", **more)  # fmt: skip
+        launch, command = Launch(None, 1, {}), "toolkit search"
+        request = Request(Path(RECIPE), Path(CONFIG), [], task_type, cfg, launch, tmp_path / "out", command)
+        return Search(request, list(space), method, Score("eval_accuracy"), trials, **more)
 
     return search, log
 
 
 def opened(search: Search) -> Book:
-    known = report.claim(search, ["toolkit", "search"])
-    book = Book(search, known["owner"], own_settings(search.base))
+    book = Book(search, report.claim(search)["owner"])
     book.open()
     return book
 
 
-def run(search: Search) -> dict:
+def run(search: Search) -> SearchReport:
     """Runs what is left of a search, as the command does."""
     book = opened(search)
     work = population if search.method == "pbt" else trials
     work.run(search, book, lambda number, result: None)
     found = winner.score(search, book)
-    known = report.shown_facts(report.read(search.folder))
-    return report.build(known, book.study, found, 1.0)
-
-
-def facts_of(search: Search) -> dict:
-    return report.shown_facts(report.claim(search, ["toolkit", "search"]))
+    return report.report_of(report.read(search.folder), book.study, found, 1.0)
 
 
 def opened_and_run(search: Search) -> Book:
@@ -82,7 +77,7 @@ def opened_and_run(search: Search) -> Book:
 
 
 def states(found: dict) -> dict[str, int]:
-    return dict(Counter(row["state"] for row in found["trials"]))
+    return dict(Counter(row["state"] for row in found.trials))
 
 
 def test_a_grid_trains_each_point_once_and_says_what_happened_to_each(make):
@@ -91,7 +86,7 @@ def test_a_grid_trains_each_point_once_and_says_what_happened_to_each(make):
     found = run(search(RATES, OPTIM, momentum, method="grid", trials=99))
     assert states(found) == {"finished": 3, "infeasible": 4, "diverged": 3, "failed": 6}
     by_state = {}
-    for row in found["trials"]:
+    for row in found.trials:
         by_state.setdefault(row["state"], []).append(row)
     assert {row["params"]["train.optim"] for row in by_state["infeasible"]} == {"adamw_torch"}
     assert all("momentum" in row["reason"] for row in by_state["infeasible"])
@@ -100,8 +95,8 @@ def test_a_grid_trains_each_point_once_and_says_what_happened_to_each(make):
     assert {row["reason"] for row in by_state["failed"]} == {"no memory left"}
     trained = [line for line in log.read_text().splitlines() if line.startswith("search ")]
     assert len(trained) == len(set(trained)) + 4 == 16 - 4  # with and without momentum, the log has the same line
-    assert found["best"]["overrides"][0] == "train.learning_rate=0.0001"
-    page = str([(part.title, [str(block) for block in part.blocks]) for part in sections(found)])
+    assert found.best["overrides"][0] == "train.learning_rate=0.0001"
+    page = str([(part.title, [str(block) for block in part.blocks]) for part in found.page().sections])
     assert "the training loss rose from 0.7 to 10" in page
     assert "no memory left" in page
 
@@ -147,8 +142,8 @@ def test_a_killed_search_tells_what_was_over_and_trains_what_was_not(make):
     done.mkdir(parents=True)
     (done / "result.json").write_text(json.dumps({"state": "finished", "value": 0.5, "steps": 1, "seconds": 2.0}))
     found = run(asked)
-    assert found["trials"][over.number]["value"] == 0.5
-    assert found["trials"][not_over.number]["state"] == "finished"
+    assert found.trials[over.number]["value"] == 0.5
+    assert found.trials[not_over.number]["state"] == "finished"
     assert len([line for line in log.read_text().splitlines() if line.startswith("search ")]) == 2
 
 
@@ -158,7 +153,7 @@ def test_a_torn_last_line_of_the_study_is_mended(make):
     journal = search(RATE).folder / JOURNAL
     with journal.open("ab") as file:
         file.write(b'{"op_code":4,"work')
-    assert len(run(search(RATE, trials=3))["trials"]) == 3
+    assert len(run(search(RATE, trials=3)).trials) == 3
 
 
 def test_a_trial_that_another_search_trains_is_left_to_it(make):
@@ -233,9 +228,9 @@ def test_after_the_time_trials_wait_for_the_next_search(make):
     search, log = make
     optim = Dimension("train.optim", ("adafactor", "adamw_torch"))  # the stand-in has no time for Adafactor
     late = search(optim, RATE_PAIR, method="grid", trials=4, deadline=time.time() + 3600)
-    found = report.build(facts_of(late), opened_and_run(late).study, None, 1.0)
+    found = report.report_of(report.claim(late), opened_and_run(late).study, None, 1.0)
     assert states(found) == {"finished": 2, "running": 2}
-    assert "2 trials of 4 are left" in str(sections(found))
+    assert "2 trials of 4 are left" in str(found.page().sections)
     book = opened_and_run(replace(late, deadline=time.time() - 1))
     assert len(log.read_text().splitlines()) == 4  # the time was over before anything could start
     assert [result_of(each)["state"] for each in book.trials()].count("running") == 2
@@ -247,10 +242,10 @@ def test_only_the_best_and_the_configured_settings_keep_their_checkpoints(make):
     search, _ = make
     asked = search(RATE_TRIPLE, method="grid", trials=3)
     found = run(asked)
-    assert found["best"]["number"] != 0
+    assert found.best["number"] != 0
     kept = {int(path.parents[1].name) for path in asked.folder.glob("trials/*/run/checkpoints")}
-    assert kept == {0, found["best"]["number"]}
-    assert found["winner"]["baseline"] == 0
+    assert kept == {0, found.best["number"]}
+    assert found.winner["baseline"] == 0
     lighten(asked.folder_of(0))
     assert not (asked.folder_of(0) / "run/checkpoints").exists()
 
@@ -260,14 +255,14 @@ def test_the_winner_is_scored_once_on_rows_by_which_nothing_was_chosen(make):
     found = run(search(RATE_TRIPLE, method="grid", trials=3))
     scored = [line for line in log.read_text().splitlines() if line.startswith("search_score")]
     assert len(scored) == 2  # the winner and the configured settings
-    sets = found["winner"]["sets"]
+    sets = found.winner["sets"]
     assert sets["test"]["rows"] == 40
     assert sets["test"]["difference"]["value"] == pytest.approx(sets["test"]["value"] - sets["test"]["baseline"])
     said = " ".join(verdict(found))
     assert "the best of 3" in said
     assert "On 40 test rows, which it was not chosen by" in said
     assert "against the configured settings (trial 0) on the test rows" in said
-    assert title_and_lead(found)[1].startswith("grid: every combination of the values.")
+    assert found.page().lead.startswith("grid: every combination of the values.")
 
 
 def test_the_difference_is_that_of_the_same_rows():
@@ -287,8 +282,8 @@ def test_a_point_that_was_trained_is_not_trained_again(make):
     found = run(search(Dimension("train.learning_rate", ("0.0001", "0.001")), trials=6))
     assert states(found) == {"finished": 2, "repeated": 4}
     assert len([line for line in log.read_text().splitlines() if line.startswith("search ")]) == 2
-    twin = next(row for row in found["trials"] if row["state"] == "repeated")
-    assert twin["value"] in {row["value"] for row in found["trials"] if row["state"] == "finished"}
+    twin = next(row for row in found.trials if row["state"] == "repeated")
+    assert twin["value"] in {row["value"] for row in found.trials if row["state"] == "finished"}
     assert twin["seconds"] == 0
 
 
@@ -312,10 +307,10 @@ def test_another_search_is_refused(make):
     asked = search(RATE)
     run(asked)
     with pytest.raises(InputError, match=r"(?s)holds a search with other settings.*method: it has 'random', now 'tpe'"):
-        report.claim(replace(asked, method="tpe"), [])
+        report.claim(replace(asked, method="tpe"))
     (asked.folder / "study.json").unlink()
     with pytest.raises(InputError, match="is not empty and is no search"):
-        report.claim(asked, [])
+        report.claim(asked)
 
 
 def test_several_trials_run_at_once_with_their_part_of_the_machine(make):
@@ -362,9 +357,9 @@ def test_halving_ends_trials_that_are_behind(make):
     assert reported([0.4] * 9) == 1
     assert reported([0.6] * 9) == 9
     assert reported([0.61, 0.6, 0.55, *[0.5] * 6]) == 3
-    found = report.build(report.shown_facts(report.read(asked.folder)), book.study, None, 0.0)
+    found = report.report_of(report.read(asked.folder), book.study, None, 0.0)
     assert states(found) == {"finished": 2, "pruned": 2}
-    assert [value for _, value in found["trials"][3]["evaluations"]] == [0.61, 0.6, 0.55]
+    assert [value for _, value in found.trials[3]["evaluations"]] == [0.61, 0.6, 0.55]
 
 
 def test_a_loss_that_rises_is_divergence():
@@ -405,11 +400,11 @@ def test_a_population_replaces_its_worst_and_a_killed_one_does_the_rest(make, mo
     assert len(after) == 16  # nothing was trained twice
     assert copied[1] == copied[2]
     assert states(found) == {"finished": 4}
-    children = [part for row in found["trials"] for part in row["history"] if part["parent"] is not None]
+    children = [part for row in found.trials for part in row["history"] if part["parent"] is not None]
     assert len(children) == 3
-    assert found["best"]["value"] == max(row["value"] for row in found["trials"])
-    assert all(row["params"] == row["history"][-1]["settings"] for row in found["trials"])
-    assert [part.title for part in sections(found)].count("Population") == 1
+    assert found.best["value"] == max(row["value"] for row in found.trials)
+    assert all(row["params"] == row["history"][-1]["settings"] for row in found.trials)
+    assert [part.title for part in found.page().sections].count("Population") == 1
 
 
 # The command

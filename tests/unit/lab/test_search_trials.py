@@ -15,8 +15,10 @@ from runs import ROOT, TINY
 
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.store import latest
+from toolkit.config.keys import written
 from toolkit.lab.search import worker
-from toolkit.lab.search.trials import own_settings, replace_run
+from toolkit.lab.search.study import own_settings
+from toolkit.lab.search.trials import replace_run
 from toolkit.recipe import load_settings, load_task_type
 
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
@@ -31,7 +33,7 @@ def at_root(monkeypatch):
 
 def job(run: Path, *overrides: str, **more) -> dict:
     cfg = load_settings(load_task_type(RECIPE), CONFIG, FEW).config
-    settings = [*FEW, *own_settings(cfg), *overrides, f"output_dir={run}"]
+    settings = [*FEW, *written(own_settings(cfg)), *overrides, f"output_dir={run}"]
     return {"recipe": str(RECIPE), "config": str(CONFIG), "overrides": settings, "metric": "eval_accuracy", **more}
 
 

@@ -1,17 +1,12 @@
-"""The page of a comparison as HTML and Markdown, and its tables for the terminal."""
+"""The page of a comparison, and what the terminal shows of it."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import JustifyMethod
-from rich.table import Table as RichTable
-from rich.text import Text as RichText
-
-from toolkit.base.console import format_bytes, format_duration, format_value, rich_console, shorten
+from toolkit.base.console import counted, format_bytes, format_duration, format_value, shorten
 from toolkit.config.keys import to_yaml
 from toolkit.document.blocks import MISSING, Block, Cell, Code, Figure, Folded, Gallery, Page, Section, Table, Text
 from toolkit.lab.compare import pictures
@@ -19,14 +14,15 @@ from toolkit.lab.compare.runs import is_busy
 from toolkit.lab.compare.statistics import PARTS
 from toolkit.system.memory import MEMORY
 
-NAME_LETTERS, NAME_LETTERS_WITH_ROWS = 26, 15
-"""Maximum length of a variant's name in the table, and in one that has a column of the rows per step."""
-
+Found = Mapping[str, Any]
+"""Contents of `comparison.json`, or of one of its variants."""
+NAME_LETTERS = 26
+"""Maximum length of a variant's name in a table of the terminal, which otherwise has only their numbers."""
 SAME, UNKNOWN = "~", "?"
 """Marks of a difference that could be chance, and of one without an interval."""
 
 
-def legend(found: Mapping[str, Any]) -> str:
+def legend(found: Found) -> str:
     """Returns a sentence on each mark that a comparison can have."""
     runs = [variant["runs"] for variant in found["variants"] if variant["runs"]]
     parts = []
@@ -37,12 +33,12 @@ def legend(found: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def rows_differ(found: Mapping[str, Any]) -> bool:
+def rows_differ(found: Found) -> bool:
     """Returns whether variants have different numbers of rows per step."""
     return len({variant["rows_per_step"] for variant in found["variants"] if "rows_per_step" in variant}) > 1
 
 
-def columns(found: Mapping[str, Any]) -> dict[str, str]:
+def columns(found: Found) -> dict[str, str]:
     """Returns the titles of the figures that tables show, in order, by their names in `figures`."""
     metrics = {name for variant in found["variants"] for name in variant.get("figures", {})}
     metric = found["metric"].get("name") if found["metric"].get("name") in metrics else None
@@ -65,21 +61,55 @@ def marked(text: str, same: bool | None) -> str:
     return {True: f"{SAME} ", None: f"{UNKNOWN} ", False: ""}[same] + text
 
 
-def compared(name: str, variant: Mapping[str, Any]) -> str:
-    """Formats what a figure is against the baseline, marked; empty for the baseline itself.
+def interval(name: str, figure: Mapping[str, Any]) -> str:
+    """Formats the interval of a figure; empty if there is none."""
+    if figure["low"] is None:
+        return ""
+    return f"{shown(name, figure['low'])} to {shown(name, figure['high'])}"
 
-    A metric has a difference, other figures a ratio.
-    """
-    figure = variant["figures"][name]
+
+def results(found: Found) -> Table:
+    """Returns the table of all variants; a cell has the figure and, below it, how it compares with the baseline's."""
+    names = columns(found)
+    first, *rest = names.values()
+    header = ["#", "variant", "rows per step", first, "optimizer state", *rest, "padding", *EXCHANGE]
+    rows: list[list[Any]] = []
+    for number, variant in enumerate(found["variants"], start=1):
+        start = [number, variant["name"], variant.get("rows_per_step")]
+        if "figures" not in variant:
+            rows.append([*start, *[None] * (len(header) - len(start))])
+            continue
+        peak, *others = (_figure(name, variant) for name in names)
+        exchange, padding = variant["exchange"], variant["padding"]
+        sent = [_bytes(exchange["bytes"]), round(exchange["collectives"], 2)] if exchange else [None, None]
+        state = _bytes(variant["memory"]["optimizer_state"])
+        rows.append([*start, peak, state, *others, Cell(f"{padding:.0%}", padding), *sent])
+    unused = [*([] if rows_differ(found) else ["rows per step"]), *([] if found["num_processes"] > 1 else EXCHANGE)]
+    return Table(header, rows, sortable=True, stacked=True).without(*unused)
+
+
+EXCHANGE = ("sent per step", "collectives per step")
+
+
+def _bytes(size: float) -> Cell:
+    return Cell(format_bytes(size), size)
+
+
+def _figure(name: str, variant: Found) -> Cell | None:
+    figure = variant["figures"].get(name)
+    if figure is None:
+        return None
     if metric := variant["metrics"].get(name):
         change = metric["difference"]
-        return "" if change is None else marked(differences(change)[0], figure["same"])
-    if figure["ratio"] is None:
-        return SAME if figure["same"] else ""
-    return marked(f"x{figure['ratio']:.2f}", figure["same"])
+        against = "" if change is None else marked(f"{change['value']:+.3g}", figure["same"])
+    elif figure["ratio"] is None:
+        against = SAME if figure["same"] else ""
+    else:
+        against = marked(f"x{figure['ratio']:.2f}", figure["same"])
+    return Cell(shown(name, figure["value"]) + (f"\n({against})" if against else ""), figure["value"])
 
 
-def excuse(found: Mapping[str, Any], variant: Mapping[str, Any]) -> str | None:
+def excuse(found: Found, variant: Found) -> str | None:
     """Returns a sentence on why a variant did not run, or not with every seed; None if it did."""
     if not variant["reason"]:
         return None
@@ -88,70 +118,67 @@ def excuse(found: Mapping[str, Any], variant: Mapping[str, Any]) -> str | None:
     return f"{variant['name']} {missing}: {variant['reason']}"
 
 
-def interval(name: str, figure: Mapping[str, Any]) -> str:
-    """Formats the interval of a figure; empty if there is none."""
-    if figure["low"] is None:
-        return ""
-    return f"{shown(name, figure['low'])} to {shown(name, figure['high'])}"
+PAIRED = (
+    "Differences from the baseline are paired: each run is compared with the baseline's run of the same seed. The 95 % "
+    "interval is that of a paired t test, widened by the chance of the evaluated rows (bootstrap); a difference whose "
+    "interval contains 0 could be chance. sd is the standard deviation over seeds."
+)
 
 
-def labels(found: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Returns the title of the first column and the variants' labels: numbers if a name is too long for 80 columns."""
-    letters = NAME_LETTERS_WITH_ROWS if rows_differ(found) else NAME_LETTERS
-    names = [variant["name"] for variant in found["variants"]]
-    if max(map(len, names)) <= letters:
-        return "variant", names
-    return "#", [str(number) for number in range(1, len(names) + 1)]
+def metrics(found: Found) -> Iterator[Block]:
+    """Yields the tables of all metrics, the main metric first."""
+    main = found["metric"]["name"]
+    measured = [
+        (number, variant) for number, variant in enumerate(found["variants"], start=1) if variant.get("metrics")
+    ]
+    names = list(dict.fromkeys(name for _, variant in measured for name in variant["metrics"]))
+    names.sort(key=lambda name: name != main)
+    if not names:
+        return
+    rows = [
+        [number, variant["name"], *(_overview(variant["metrics"].get(name)) for name in names)]
+        for number, variant in measured
+    ]
+    yield Table(["#", "variant", *(name.removeprefix("eval_") for name in names)], rows, sortable=True)
+    if len(found["seeds"]) == 1:
+        return
+    yield Text(PAIRED)
+    for name in names:
+        table = by_seed(found, name)
+        yield table if name == main else Folded(f"{table.caption} by seed", [table])
 
 
-def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Returns the titles and rows of the table; a cell may have two lines."""
-    names, with_rows = columns(found), rows_differ(found)
-    title, labelled = labels(found)
-    rows = []
-    for label, variant in zip(labelled, found["variants"], strict=True):
-        start = [label, *([str(variant.get("rows_per_step", ""))] if with_rows else [])]
-        if "figures" not in variant:
-            rows.append([*start, *[""] * (len(names) + 1)])
+def _overview(metric: Mapping[str, Any] | None) -> Cell | None:
+    if metric is None:
+        return None
+    deviation = "" if metric["deviation"] is None else f" ± {metric['deviation']:.2g}"
+    return Cell(f"{format_value(metric['value'])}{deviation}", metric["value"])
+
+
+def by_seed(found: Found, name: str) -> Table:
+    """Returns the table of a metric: mean, deviation, paired difference from the baseline, and its value by seed."""
+    seeds, rows = found["seeds"], list[list[Any]]()
+    header = ["#", "variant", "mean", "sd", "n", "difference", "95 % interval", *(f"seed {seed}" for seed in seeds)]
+    for number, variant in enumerate(found["variants"], start=1):
+        if "metrics" not in variant:
             continue
-        figures = [
-            f"{shown(name, figure['value'])}\n{compared(name, variant)}".rstrip()
-            if (figure := variant["figures"].get(name))
-            else ""
-            for name in names
-        ]
-        rows.append([*start, figures[0], format_bytes(variant["memory"]["optimizer_state"]), *figures[1:]])
-    first, *rest = names.values()
-    return [title, *(["rows/step"] if with_rows else []), first, "optimizer", *rest], rows
-
-
-def metric_table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]] | None:
-    """Returns titles and rows of the main metric: mean, deviation, paired difference; None if no variant ran twice."""
-    name = found["metric"]["name"]
-    title, labelled = labels(found)
-    rows = []
-    for label, variant in zip(labelled, found["variants"], strict=True):
-        if (metric := variant.get("metrics", {}).get(name)) and metric["deviation"] is not None:
-            rows.append([label, *spread(metric), *differences(metric["difference"])])
-    return ([title, name.removeprefix("eval_"), *SPREAD[1:], *DIFFERENCE], rows) if rows else None
-
-
-SPREAD = ("mean", "sd", "n")
-DIFFERENCE = ("difference", "95 % interval")
-
-
-def spread(metric: Mapping[str, Any]) -> list[str]:
-    """Formats mean, standard deviation and number of runs of a metric."""
-    deviation = metric["deviation"]
-    return [format_value(metric["value"]), "" if deviation is None else f"{deviation:.2g}", str(len(metric["values"]))]
-
-
-def differences(change: Mapping[str, Any] | None) -> list[str]:
-    """Formats a paired difference and its interval; empty for the baseline."""
-    if change is None:
-        return ["", ""]
-    interval = "" if change["low"] is None else f"{change['low']:+.2g} to {change['high']:+.2g}"
-    return [f"{change['value']:+.3g}", interval]
+        start = [number, variant["name"]]
+        metric = variant["metrics"].get(name)
+        if metric is None:
+            rows.append([*start, *[None] * (len(header) - len(start))])
+            continue
+        deviation, change = metric["deviation"], metric["difference"]
+        difference, span = None, None
+        if change is not None:
+            difference = Cell(f"{change['value']:+.3g}", change["value"])
+            if change["low"] is not None:
+                span = f"{change['low']:+.2g} to {change['high']:+.2g}".replace(" ", "\u00a0")
+        rows.append([
+            *start, Cell(format_value(metric["value"]), metric["value"]),
+            Cell("" if deviation is None else f"{deviation:.2g}", deviation), len(metric["values"]),
+            difference, span, *(metric["values"].get(str(seed)) for seed in seeds),
+        ])  # fmt: skip
+    return Table(header, rows, sortable=True, stacked=True, caption=name.removeprefix("eval_"))
 
 
 SUMMED = {"run_seconds": "time", "energy_wh": "energy", "co2_grams": "CO2", "cost": "price"}
@@ -161,9 +188,6 @@ TO_TARGET = {"target_seconds": "to target", "target_step": "steps to it", "targe
 COLUMNS = {**SUMMED, **TO_TARGET}
 UNITS = {"energy_wh": "Wh", "co2_grams": "g", "target_energy_wh": "Wh"}
 
-_Found = Mapping[str, Any]
-"""Contents of `comparison.json`."""
-
 
 def cost_text(name: str, value: float) -> str:
     """Formats a figure with its unit."""
@@ -172,15 +196,27 @@ def cost_text(name: str, value: float) -> str:
     return " ".join(filter(None, (format_value(float(value)), UNITS.get(name))))
 
 
-def cost_columns(found: _Found) -> dict[str, str]:
-    """Returns the titles of the figures that any variant has, by name; those of a target if any variant has one."""
+def costs(found: Found) -> Table | None:
+    """Returns the table of what runs took and needed to reach a target, with all runs in the last row; None if empty.
+
+    A cell has the figure, how often a target was reached unless always, and the ratio to the baseline.
+    """
     has = {name for variant in found["variants"] for name in variant.get("costs", {})}
     aims = any(variant.get("target") for variant in found["variants"])
-    return {name: title for name, title in COLUMNS.items() if name in has or (aims and name == "target_seconds")}
+    names = {name: title for name, title in COLUMNS.items() if name in has or (aims and name == "target_seconds")}
+    rows: list[list[Any]] = [
+        [number, variant["name"], *(_cost(name, variant) for name in names)]
+        for number, variant in enumerate(found["variants"], start=1)
+        if "costs" in variant
+    ]
+    if not names or not rows:
+        return None
+    sums = found.get("costs", {})
+    rows.append(["all", "all runs", *(Cell(cost_text(n, sums[n]), sums[n]) if n in sums else None for n in names)])
+    return Table(["#", "variant", *names.values()], rows)
 
 
-def cell(name: str, variant: Mapping[str, Any]) -> Cell:
-    """Returns a figure of a variant, how often a target was reached unless always, and the ratio to the baseline."""
+def _cost(name: str, variant: Found) -> Cell:
     figure = variant["costs"].get(name)
     if figure is None:
         return Cell("not reached" if name == "target_seconds" and variant.get("target") else "")
@@ -192,44 +228,18 @@ def cell(name: str, variant: Mapping[str, Any]) -> Cell:
     return Cell("\n".join(words), figure["value"])
 
 
-def cost_lines(found: _Found, labels: Sequence[str]) -> tuple[list[str], list[list[str]]] | None:
-    """Returns titles and rows of the table for the terminal; None if nothing is known.
-
-    Args:
-        found: the comparison.
-        labels: of the variants.
-    """
-    names = [name for name in cost_columns(found) if name != "run_seconds"]  # the step time says more
-    if not names:
-        return None
-    rows = [
-        [label, *(cell(name, variant).text for name in names)]
-        for label, variant in zip(labels, found["variants"], strict=True)
-        if "costs" in variant
-    ]
-    sums = found.get("costs", {})
-    rows.append(["all runs", *(cost_text(name, sums[name]) if name in sums else "" for name in names)])
-    return ["cost", *(COLUMNS[name] for name in names)], rows
-
-
-def section(found: _Found) -> Section:
-    """Returns the section of the page; without blocks if nothing is known."""
-    names, sums = cost_columns(found), found.get("costs", {})
-    rows: list[list[Any]] = [
-        [number, variant["name"], *(cell(name, variant) for name in names)]
-        for number, variant in enumerate(found["variants"], start=1)
-        if "costs" in variant
-    ]
-    if not names or not rows:
-        return Section("Cost", [])
-    rows.append([None, "all runs", *(Cell(cost_text(n, sums[n]), sums[n]) if n in sums else None for n in names)])
-    said: list[Block] = [Table(["#", "variant", *names.values()], rows)]
+def cost_blocks(found: Found) -> list[Block]:
+    """Returns the table of costs with its explanations; empty if nothing is known."""
+    table = costs(found)
+    if table is None:
+        return []
+    said: list[Block] = [table]
     if source := found.get("energy_source"):
         said.append(Text(f"Medians over runs; ~ marks ratios that could be chance. Energy: {source}."))
     if target := next((variant["target"] for variant in found["variants"] if variant.get("target")), None):
         words = " and ".join(f"{name} {format_value(float(goal))}" for name, goal in target.items())
         said.append(Text(f"The target is {words} (train.target_metric)."))
-    return Section("Cost", said)
+    return said
 
 
 HELD = ("parameters", "gradients", "optimizer_state")
@@ -241,102 +251,64 @@ BESIDE = (
 )
 
 
-def is_of_strategies(found: Mapping[str, Any]) -> bool:
+def is_of_strategies(found: Found) -> bool:
     """Returns whether a comparison is one of parallel strategies."""
     return any("technique" in variant for variant in found["variants"])
 
 
-def shift(found: Mapping[str, Any]) -> float:
-    """Returns the measured peak of the first variant minus its estimate, in bytes; 0 if one is missing."""
-    first = found["variants"][0]
-    if not first.get("estimate") or "ranks" not in first:
-        return 0.0
-    return float(most(first, "train_peak")) - float(first["estimate"]["peak"])
-
-
-def most(variant: Mapping[str, Any], part: str) -> int:
-    """Returns the bytes of a part on the process that has the most."""
-    return max(rank[part] for rank in variant["ranks"])
-
-
-def pairs(found: Mapping[str, Any], variant: Mapping[str, Any]) -> list[tuple[float | None, float | None]]:
+def pairs(found: Found, variant: Found) -> list[tuple[float | None, float | None]]:
     """Returns measured and estimated bytes of the parts in `HELD`, the peak, and what is sent per step."""
-    estimate, ran = variant.get("estimate"), "ranks" in variant
-    measured = [most(variant, part) for part in (*HELD, "train_peak")] if ran else [None] * 4
-    guessed = [estimate[part] for part in HELD] + [estimate["peak"] + shift(found)] if estimate else [None] * 4
+    estimate, ran, first = variant.get("estimate"), "ranks" in variant, found["variants"][0]
+    shift = 0.0  # from the estimated to the measured peak
+    if first.get("estimate") and "ranks" in first:
+        shift = float(_most(first, "train_peak")) - float(first["estimate"]["peak"])
+    measured = [_most(variant, part) for part in (*HELD, "train_peak")] if ran else [None] * 4
+    guessed = [estimate[part] for part in HELD] + [estimate["peak"] + shift] if estimate else [None] * 4
     sent = (variant["exchange"].get("bytes") if ran else None, estimate["sent"] if estimate else None)
     return [*zip(measured, guessed, strict=True), sent]
 
 
-def strategy_sections(found: Mapping[str, Any]) -> list[Section]:
-    """Returns the sections of a page; none for other comparisons of a single process."""
-    numbered = list(enumerate(found["variants"], start=1))
-    parts = []
-    if is_of_strategies(found):
-        parts += [
-            Section("Measured and estimated", [_beside(found, numbered), Text(BESIDE)]),
-            Section("When to use which", [_uses(numbered)]),
-        ]
-    if found["num_processes"] > 1 and any("ranks" in variant for variant in found["variants"]):
-        parts.append(Section("Memory of each process", [_ranks(numbered)]))
-    return parts
+def _most(variant: Found, part: str) -> int:
+    """Returns the bytes of a part on the process that has the most."""
+    return max(rank[part] for rank in variant["ranks"])
 
 
-def _beside(found: Mapping[str, Any], numbered: Sequence[tuple[int, Any]]) -> Table:
+def beside(found: Found) -> Table:
+    """Returns the table of what strategies hold and send, measured and estimated."""
     rows = [
         [number, variant["name"], variant["technique"]["processes"], *(_pair(*pair) for pair in pairs(found, variant))]
-        for number, variant in numbered
+        for number, variant in enumerate(found["variants"], start=1)
         if not variant["technique"]["refused"]
     ]
     titles = ["weights", "gradients", "optimizer state", "peak", "sent per step"]
-    return Table(["#", "strategy", "processes", *titles], rows, sortable=True)
+    return Table(["#", "strategy", "processes", *titles], rows, sortable=True, caption="Measured (estimated)")
 
 
 def _pair(measured: float | None, estimate: float | None) -> Cell:
     texts = [MISSING if value is None else format_bytes(value) for value in (measured, estimate)]
-    return Cell(f"{texts[0]} ({texts[1]})", estimate if measured is None else measured)
+    return Cell(f"{texts[0]}\n({texts[1]})", estimate if measured is None else measured)
 
 
-def _uses(numbered: Sequence[tuple[int, Any]]) -> Table:
+def uses(found: Found) -> Table:
+    """Returns the table of when to use which strategy."""
     rows = [
         [number, variant["name"], variant["technique"]["complexity"], variant["technique"]["when"]]
-        for number, variant in numbered
+        for number, variant in enumerate(found["variants"], start=1)
     ]
     return Table(["#", "strategy", "complexity", "when to use"], rows)
 
 
-def _ranks(numbered: Sequence[tuple[int, Any]]) -> Table:
+def _ranks(found: Found) -> Table:
     parts = (*PARTS, "train_peak")
     rows = [
-        [number, variant["name"], rank, *(Cell(format_bytes(held[part]), held[part]) for part in parts)]
-        for number, variant in numbered
+        [number, variant["name"], rank, *(_bytes(held[part]) for part in parts)]
+        for number, variant in enumerate(found["variants"], start=1)
         for rank, held in enumerate(variant.get("ranks", ()))
     ]
     return Table(["#", "variant", "process", *(MEMORY[part] for part in parts)], rows)
 
 
-def strategy_lines(found: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
-    """Returns titles and rows of the tables for a terminal of 80 columns; a cell may have two lines."""
-    if not is_of_strategies(found):
-        return []
-    rows, uses = [], []
-    for variant in found["variants"]:
-        uses.append([variant["name"], variant["technique"]["complexity"], variant["technique"]["when"]])
-        if variant["technique"]["refused"]:
-            continue
-        *parts, peak, sent = [
-            "\n".join(MISSING if value is None else format_bytes(value) for value in pair)
-            for pair in pairs(found, variant)
-        ]
-        name = f"{variant['name']}\n  {variant['technique']['processes']} processes, estimate"
-        rows.append([name, *parts, peak, sent])
-    return [
-        (["measured, estimated", "weights", "gradients", "optimizer", "peak", "sent/step"], rows),
-        (["strategy", "complexity", "when to use"], uses),
-    ]
-
-
-def notes(found: Mapping[str, Any]) -> Iterator[str]:
+def notes(found: Found) -> Iterator[str]:
     """Yields sentences to print below the results."""
     if (before := found.get("before_training")) is not None:
         name = found["metric"]["name"].removeprefix("eval_")
@@ -350,17 +322,7 @@ def notes(found: Mapping[str, Any]) -> Iterator[str]:
         yield busy
 
 
-def kept(found: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Returns a sentence on the model that `--keep-best` kept, and the command that uses it; None if there is none."""
-    best = found.get("best")
-    if best is None:
-        return None
-    mean = f"mean {best['metric']} {format_value(best['mean'])}"
-    sentence = f"The best variant is {shorten(best['variant'], 60)} ({mean}). The run with seed {best['seed']} is kept:"
-    return sentence, f"toolkit predict {shlex.quote(best['run'])} --input FILE"
-
-
-def _busy(found: Mapping[str, Any]) -> str | None:
+def _busy(found: Found) -> str | None:
     cpus = (found["hardware"] or {}).get("cpus")
     if not cpus:
         return None
@@ -381,134 +343,51 @@ def _busy(found: Mapping[str, Any]) -> str | None:
     )
 
 
-PAIRED = (
-    "Differences from the baseline are paired: each run is compared with the baseline's run of the same seed. The 95 % "
-    "interval is that of a paired t test, widened by the chance of the evaluated rows (bootstrap); a difference whose "
-    "interval contains 0 could be chance. sd is the standard deviation over seeds."
-)
-
-
-def scores(found: Mapping[str, Any], measured: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[Block]:
-    """Yields the tables of all metrics, the main metric first.
-
-    Args:
-        found: contents of `comparison.json`.
-        measured: the variants that ran, with their numbers.
-    """
-    main = found["metric"]["name"]
-    names = list(dict.fromkeys(name for _, variant in measured for name in variant["metrics"]))
-    names.sort(key=lambda name: name != main)
-    several = len(found["seeds"]) > 1
-    rows = [
-        [number, variant["name"], *(_overview(variant["metrics"].get(name)) for name in names)]
-        for number, variant in measured
-    ]
-    yield Table(["#", "variant", *(name.removeprefix("eval_") for name in names)], rows, sortable=True)
-    if not several:
-        return
-    yield Text(PAIRED)
-    for name in names:
-        table = _by_seed(name, found["seeds"], measured)
-        title = name.removeprefix("eval_")
-        if name == main:
-            yield table
-        else:
-            yield Folded(f"{title} by seed", [table])
-
-
-def _overview(metric: Mapping[str, Any] | None) -> Cell | None:
-    if metric is None:
+def kept(found: Found) -> tuple[str, str] | None:
+    """Returns a sentence on the model that `--keep-best` kept, and the command that uses it; None if there is none."""
+    best = found.get("best")
+    if best is None:
         return None
-    value, deviation, _ = spread(metric)
-    return Cell(f"{value} ± {deviation}" if deviation else value, metric["value"])
+    mean = f"mean {best['metric']} {format_value(best['mean'])}"
+    sentence = f"The best variant is {shorten(best['variant'], 60)} ({mean}). The run with seed {best['seed']} is kept:"
+    return sentence, f"toolkit predict {shlex.quote(best['run'])} --input FILE"
 
 
-def _by_seed(name: str, seeds: Sequence[int], measured: Sequence[tuple[int, Mapping[str, Any]]]) -> Table:
-    rows = []
-    for number, variant in measured:
-        metric = variant["metrics"].get(name)
-        if metric is None:
-            rows.append([number, variant["name"], *[None] * (len(SPREAD) + len(DIFFERENCE) + len(seeds))])
-            continue
-        change = metric["difference"]
-        mean, deviation, runs = spread(metric)
-        value, interval = differences(change)
-        rows.append([
-            number, variant["name"], Cell(mean, metric["value"]), Cell(deviation, metric["deviation"]), int(runs),
-            Cell(value, change["value"]) if change else None,
-            interval.replace(" ", "\u00a0") or None,
-            *(metric["values"].get(str(seed)) for seed in seeds),
-        ])  # fmt: skip
-    titles = ["#", "variant", *SPREAD, *DIFFERENCE, *(f"seed {seed}" for seed in seeds)]
-    return Table(titles, rows, sortable=True, stacked=True, caption=name.removeprefix("eval_"))
-
-
-Found = Mapping[str, Any]
-"""Contents of `comparison.json`."""
-
-
-def title_and_lead(found: Found) -> tuple[str, str]:
-    """Returns the title, and a paragraph on the settings, the machine and the number of runs."""
+def page(found: Found) -> Page:
+    """Returns the page: the settings, the machine and the number of runs, then everything that was measured."""
     hardware = found["hardware"] or {}
     gpus = hardware.get("gpus", []) if found["device"] == "cuda" else []
     device = ", ".join(gpus) or (f"{hardware['cpus']} CPUs" if hardware else "this machine")
-    several, runs = found["num_processes"] > 1, len(found["seeds"])
+    several, strategies = found["num_processes"] > 1, is_of_strategies(found)
     processes = f"{found['num_processes']} processes" if several else "one process"
     keys = dict.fromkeys(key for variant in found["variants"] for key in variant["settings"])
     what = f"What {', '.join(keys)} do{'' if len(keys) > 1 else 'es'}"
-    if is_of_strategies(found):
+    if strategies:
         what = "What parallel strategies hold and send, with the same rows in each step"
-    lead = f"{what}: {processes} on {device}; {runs} run{'s' if runs > 1 else ''} of each variant, in turn."
-    return f"Comparison of {found['config']}", f"{lead} {legend(found)}"
-
-
-def sections(found: Found) -> list[Section]:
-    """Returns the sections of the page."""
+    lead = f"{what}: {processes} on {device}; {counted(len(found['seeds']), 'run')} of each variant, in turn."
     numbered = [(number, variant) for number, variant in enumerate(found["variants"], start=1)]
     measured = [(number, variant) for number, variant in numbered if "figures" in variant]
     said: list[Block] = [Text(note) for note in notes(found)]
     if best := kept(found):
         said += [Text(best[0]), Code(best[1], "bash")]
-    parts = [Section("Variants", [*said, *_figures(found, numbered), *_pictures(found, measured)])]
-    parts += strategy_sections(found)
-    if any(variant["metrics"] for _, variant in measured):
-        parts.append(Section("Metrics", list(scores(found, measured))))
-    parts += [part for part in [section(found)] if part.blocks]
-    if measured:
-        parts.append(Section("Memory by part", [_memory(measured)]))
-        parts.append(Section("Intervals", [_intervals(found, measured)]))
-    parts.append(Section("Commands and settings", list(_commands(numbered))))
-    facts = {"command": shlex.join(found["command"]), "seeds": ", ".join(map(str, found["seeds"])),
-             **(found["hardware"] or {}), **(found["versions"] or {})}  # fmt: skip
+    facts = {"seeds": ", ".join(map(str, found["seeds"])), **hardware, **(found["versions"] or {})}
     rows = [[name, to_yaml(value) if isinstance(value, list) else str(value)] for name, value in facts.items()]
-    return [*parts, Section("Environment", [Table(["what", "value"], rows)])]
+    return Page(f"Comparison of {found['config']}", f"{lead} {legend(found)}", [
+        Section("Variants", [*said, results(found), *_excuses(found), *_pictures(found, measured)]),
+        Section("Measured and estimated", [beside(found), Text(BESIDE)] if strategies else []),
+        Section("When to use which", [uses(found)] if strategies else []),
+        Section("Memory of each process", [_ranks(found)] if several and measured else []),
+        Section("Metrics", list(metrics(found))),
+        Section("Cost", cost_blocks(found)),
+        Section("Memory by part", [_memory(measured)] if measured else []),
+        Section("Intervals", [_intervals(found, measured)] if measured else []),
+        Section("Commands and settings", list(_commands(numbered))),
+        Section("Environment", [Table(["what", "value"], rows)]),
+    ])  # fmt: skip
 
 
-def _figures(found: Found, numbered: list[tuple[int, Any]]) -> Iterator[Block]:
-    """Yields the table of all variants, and the reasons why some did not run."""
-    names, with_rows = columns(found), rows_differ(found)
-    several = found["num_processes"] > 1
-    rows = []
-    for number, variant in numbered:
-        start = [number, variant["name"], *([variant.get("rows_per_step")] if with_rows else [])]
-        if "figures" not in variant:
-            rows.append([*start, *[None] * (len(names) + 2 + 2 * several)])
-            continue
-        peak, *others = (_cell(name, variant) for name in names)
-        exchange = variant["exchange"]
-        sent: list[Any] = [None, None]
-        if exchange:
-            sent = [Cell(format_bytes(exchange["bytes"]), exchange["bytes"]), round(exchange["collectives"], 2)]
-        state, padding = variant["memory"]["optimizer_state"], variant["padding"]
-        rows.append([
-            *start, peak, Cell(format_bytes(state), state), *others,
-            Cell(f"{padding:.0%}", padding), *(sent if several else []),
-        ])  # fmt: skip
-    first, *rest = names.values()
-    sent = ["sent per step", "collectives per step"] if several else []
-    start = ["#", "variant", *(["rows per step"] if with_rows else [])]
-    yield Table([*start, first, "optimizer state", *rest, "padding", *sent], rows, sortable=True, stacked=True)
-    for number, variant in numbered:
+def _excuses(found: Found) -> Iterator[Block]:
+    for number, variant in enumerate(found["variants"], start=1):
         if text := excuse(found, variant):
             reason, _, log = text.partition("\n")
             yield Text(f"{number} {reason}")
@@ -516,14 +395,6 @@ def _figures(found: Found, numbered: list[tuple[int, Any]]) -> Iterator[Block]:
                 yield Code(log)
     if "figures" not in found["variants"][0]:
         yield Text("The baseline did not run, so there are no ratios.")
-
-
-def _cell(name: str, variant: Mapping[str, Any]) -> Cell | None:
-    figure = variant["figures"].get(name)
-    if figure is None:
-        return None
-    against = compared(name, variant)
-    return Cell(shown(name, figure["value"]) + (f" ({against})" if against else ""), figure["value"])
 
 
 def _pictures(found: Found, measured: list[tuple[int, Any]]) -> Iterator[Block]:
@@ -539,7 +410,7 @@ def _pictures(found: Found, measured: list[tuple[int, Any]]) -> Iterator[Block]:
 
 def _memory(measured: list[tuple[int, Any]]) -> Table:
     rows = [
-        [number, variant["name"], *(Cell(format_bytes(value), value) for value in variant["memory"].values()),
+        [number, variant["name"], *map(_bytes, variant["memory"].values()),
          round(variant["optimizer_state_bytes_per_parameter"], 2)]
         for number, variant in measured
     ]  # fmt: skip
@@ -572,52 +443,24 @@ def _commands(numbered: list[tuple[int, Any]]) -> Iterator[Block]:
         yield Folded(f"{number} {variant['name']}", blocks)
 
 
-def write(found: Mapping[str, Any], folder: Path) -> None:
-    """Writes `comparison.json`, `comparison.html`, `comparison.md` and the charts of the latter to `folder`."""
-    from toolkit.base.files import write_json
-    from toolkit.document.render import save_page
-
-    write_json(folder / "comparison.json", found)
-    save_page(folder, "comparison", Page(*title_and_lead(found), sections(found)))
-
-
-def show_result(found: Mapping[str, Any]) -> None:
-    """Prints the table of results, 80 columns wide if the output is not a terminal."""
-    titles, rows = table(found)
-    console = rich_console()
-    console.print()
-    for number, variant in enumerate(found["variants"] if titles[0] == "#" else (), start=1):
-        console.print(RichText(f"{number} {variant['name']}"))
-    console.print(_shown(titles, rows, "right"))
-    console.print(RichText(legend(found)))
-    if several := metric_table(found):
-        console.print()
-        console.print(_shown(*several, "right"))
-    if spent := cost_lines(found, labels(found)[1]):
-        console.print()
-        console.print(_shown(*spent, "right"))
-    figures: JustifyMethod = "right"
-    for more in strategy_lines(found):
-        console.print()
-        console.print(_shown(*more, figures))
-        figures = "left"  # the second table has sentences
-    for variant in found["variants"]:
-        if text := excuse(found, variant):
-            console.print(RichText(text))
-    if any(notes(found)):
-        console.print()
-    for note in notes(found):
-        console.print(RichText(note))
+def on_terminal(found: Found) -> Iterator[Block]:
+    """Yields the tables of the page, with fewer columns, and the sentences below them."""
+    names, main = [variant["name"] for variant in found["variants"]], found["metric"]["name"]
+    without = "#"
+    if max(map(len, names)) > NAME_LETTERS:
+        without = "variant"
+        yield Code("\n".join(f"{number} {name}" for number, name in enumerate(names, start=1)))
+    yield results(found).without(without, "padding", *EXCHANGE)
+    yield Text(legend(found))
+    if any(len(variant.get("metrics", {}).get(main, {}).get("values", ())) > 1 for variant in found["variants"]):
+        yield by_seed(found, main).without(without, *(f"seed {seed}" for seed in found["seeds"]))
+    if table := costs(found):
+        yield table.without(without)
+    if is_of_strategies(found):
+        yield beside(found).without("#", "processes")
+        yield uses(found).without("#")
+    yield from _excuses(found)
+    yield from map(Text, notes(found))
     if best := kept(found):
-        sentence, command = best
-        console.print(RichText(f"\n{sentence}"))
-        print(f"  {command}")  # in one line, so that it can be copied
-
-
-def _shown(titles: Sequence[str], rows: Sequence[Sequence[str]], justify: JustifyMethod) -> RichTable:
-    shown = RichTable(box=None, pad_edge=False)
-    for place, title in enumerate(titles):
-        shown.add_column(RichText(title), justify="left" if place == 0 else justify, overflow="fold")
-    for row in rows:
-        shown.add_row(*map(RichText, row))
-    return shown
+        yield Text(best[0])
+        yield Code(f"  {best[1]}")  # in one line, so that it can be copied

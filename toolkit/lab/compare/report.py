@@ -1,42 +1,169 @@
-"""Collects the results of a comparison for `comparison.json`."""
+"""A comparison from its options to its report: what `comparison.json` has."""
 
 from __future__ import annotations
 
+import shlex
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+import time
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass, replace
+from functools import reduce
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from toolkit.base.console import LOGGER
-from toolkit.base.errors import InputError
+from toolkit.api.run import best_metric, metric_named
+from toolkit.base.console import LOGGER, PLAIN_WIDTH, counted, say
+from toolkit.base.errors import InputError, RunError
+from toolkit.checkpoint.output_folder import OutputLock
 from toolkit.config import flatten
+from toolkit.config.keys import field_types, section_types, to_yaml
+from toolkit.data.row_cache import code_fingerprint
+from toolkit.document.blocks import Block, Page
 from toolkit.footprint.simulate import simulate
+from toolkit.lab.compare import page
 from toolkit.lab.compare.page import COLUMNS, SUMMED
-from toolkit.lab.compare.runs import Comparison, Repeat, command_of, trained_run
+from toolkit.lab.compare.runs import (
+    Comparison,
+    Repeat,
+    command_of,
+    keep_and_show,
+    load_average,
+    repeats_of,
+    run_and_show,
+    trained_run,
+)
 from toolkit.lab.compare.statistics import Figure, Metric, Runs, metrics_of, summarise
-from toolkit.lab.compare.statistics import Figure as Measured
-from toolkit.lab.compare.variants import Checked, Variant
+from toolkit.lab.compare.variants import QUESTIONS, Checked, Variant, check_variants, combine, of_question, read_switch
 from toolkit.lab.jobs.jobs import step_rows
 from toolkit.lab.plan.estimates import estimated
 from toolkit.lab.plan.subject import resized, subject_of
+from toolkit.lab.tool import Report, Request
 
 if TYPE_CHECKING:
     from toolkit.api.task import Task
     from toolkit.footprint.simulate import Footprint
 
 
+PATIENCE = 60.0
+"""Seconds that the last part of a comparison waits for another that writes it at the same time."""
+
+
+class ComparisonReport(Report):
+    """A comparison; its page is that of the JSON values, `found`."""
+
+    FILE: ClassVar[str] = "comparison"
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.found, self.command = found, found["command"]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the content of the JSON file."""
+        return self.found
+
+    def page(self) -> Page:
+        """Returns the page."""
+        return page.page(self.found)
+
+    def on_terminal(self) -> Iterator[Block]:
+        """Yields the tables and sentences."""
+        return page.on_terminal(self.found)
+
+
+def compare(request: Request, asked: Namespace) -> ComparisonReport | None:
+    """Runs the remaining runs of a comparison; a part of it gives a report only if it is the last one.
+
+    Args:
+        request: the run.
+        asked: the options of the command.
+
+    Raises:
+        ConfigError: if settings of variants are invalid.
+        InputError: if arguments are invalid.
+        RunError: if every run of the part failed.
+    """
+    comparison = comparison_of(request, asked)
+    request.make_output(empty=False)
+    began = time.monotonic()
+    if asked.part is not None and not _run_part(comparison, *asked.part):
+        return None
+    with OutputLock(comparison.folder, patience_seconds=0 if asked.part is None else PATIENCE):
+        repeats = repeats_of(comparison, failures=asked.part is not None)
+        load = load_average() if any(each.state == "waiting" for each in repeats) else None
+        run_and_show(comparison, repeats, load)
+        best = keep_and_show(comparison, repeats)
+    facts = {
+        "command": shlex.split(request.command),
+        "preset": asked.preset,
+        "mode": None if asked.preset else asked.mode,
+        "seconds": round(time.monotonic() - began, 1),
+        "load_at_start": load,
+    }
+    return ComparisonReport(build(comparison, repeats, facts, best))
+
+
+def _run_part(comparison: Comparison, part: int, parts: int) -> bool:
+    """Runs a part of the comparison, and returns whether all of it is finished."""
+    if comparison.keep_best:
+        raise InputError("--keep-best: depends on all runs; use it in a command without --part, after the parts")
+    own = comparison.folder / "parts" / f"{part}-of-{parts}"
+    own.mkdir(parents=True, exist_ok=True)
+    with OutputLock(own):
+        mine = repeats_of(comparison)[part - 1 :: parts]
+        run_and_show(comparison, mine, None)
+    left = sum(repeat.state == "waiting" for repeat in repeats_of(comparison, failures=True))
+    failed = sum(repeat.state == "failed" for repeat in mine)
+    if not left:
+        return True
+    say(f"not finished: {counted(left, 'run')} of the comparison ({failed} of this part failed)")
+    if mine and failed == len(mine):
+        raise RunError("every run of this part failed; the reasons are listed above")
+    return False
+
+
+def comparison_of(request: Request, asked: Namespace) -> Comparison:
+    """Checks the options and returns the comparison to run."""
+    cfg, task, launch = request.cfg, request.task, request.launch
+    metric = metric_named(asked.metric, task, "--metric") if asked.metric else best_metric(cfg, task)
+    question = QUESTIONS[asked.preset] if asked.preset else None
+    if question is None:
+        hints = field_types(section_types(request.task_type.Options))
+        keys = [key for key, kind in hints.items() if not is_dataclass(kind)]
+        found = {".".join(key): reduce(getattr, key, cfg) for key in keys}
+        values = {key: value if isinstance(value, str) else to_yaml(value) for key, value in found.items()}
+        variants = combine([read_switch(text, values) for text in asked.switch], asked.mode)
+        if len(variants) == 1:
+            raise InputError("--switch: nothing to compare; add a second value")
+    else:
+        variants = of_question(question, cfg, launch.processes)
+    overrides = [*request.overrides, *([f"train.max_steps={asked.steps}"] if asked.steps else [])]
+    checked = check_variants(request.task_type, str(request.config), overrides, variants, launch, asked.keep_window)
+    lenient = asked.skip_refused or question is not None
+    if not lenient or checked.variants[0].name in checked.refused or len(checked.configs) < 2:
+        checked.refuse()
+    for name, problems in checked.refused.items():
+        say(fill(f"skipped: variant {name}: {'; '.join(problems)}", PLAIN_WIDTH, break_long_words=False))
+    return Comparison(
+        recipe=request.recipe,
+        config=request.config,
+        overrides=overrides,
+        checked=checked,
+        launch=launch,
+        seeds=range(cfg.seed, cfg.seed + asked.seeds),
+        draws=asked.draws,
+        code=code_fingerprint(task),
+        metric=metric,
+        keep_best=asked.keep_best,
+        folder=request.output,
+        estimates=estimates(request.task_type, checked) if any(each.technique for each in variants) else {},
+    )
+
+
 def build(
     comparison: Comparison, repeats: Sequence[Repeat], facts: Mapping[str, Any], best: Repeat | None = None
 ) -> dict[str, Any]:
-    """Returns the comparison as JSON values.
-
-    Args:
-        comparison: the comparison.
-        repeats: its runs.
-        facts: further entries.
-        best: the run whose model was kept, or None.
-    """
+    """Returns the comparison as JSON values: `facts` first, then its runs, and the one whose model was kept."""
     metric = comparison.metric
     example: Mapping[str, Any] = next((each.measured for each in repeats if each.measured is not None), {})
     measured: dict[str, Runs] = {
@@ -176,15 +303,9 @@ def estimates(task_type: type[Task], checked: Checked) -> dict[str, dict[str, An
 
 
 def costs_of(runs: Iterable[Mapping[str, Any]], baseline: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Summarises what the runs of a variant took.
+    """Returns the fields of a `Figure` for each figure that runs of a variant have, and the number of these `runs`.
 
-    Args:
-        runs: figures of each run, by name.
-        baseline: the result for the baseline, or None for the baseline itself.
-
-    Returns:
-        For each figure that a run has, the fields of a `Figure`: the median, and the smallest and largest of several
-        runs; and `runs`, the number of those that have it.
+    The value is the median, the interval is from the smallest to the largest of several runs.
     """
     found, every = {}, list(runs)
     for name in COLUMNS:
@@ -192,9 +313,9 @@ def costs_of(runs: Iterable[Mapping[str, Any]], baseline: Mapping[str, Any] | No
         if not values:
             continue
         several = len(values) > 1
-        figure = Measured(statistics.median(values), min(values) if several else None, max(values) if several else None)
+        figure = Figure(statistics.median(values), min(values) if several else None, max(values) if several else None)
         if baseline and name in baseline:
-            figure = figure.against(Measured(*(baseline[name][part] for part in ("value", "low", "high"))))
+            figure = figure.against(Figure(*(baseline[name][part] for part in ("value", "low", "high"))))
         found[name] = asdict(figure) | {"runs": len(values)}
     return found
 

@@ -25,10 +25,11 @@ from toolkit.base.console import format_duration, rich_console, shorten
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
+from toolkit.config.keys import written
 from toolkit.distributed.collectives import data_sum, objects_of_all, on_main
 from toolkit.distributed.exchange import EXCHANGED_BYTES, EXCHANGES
 from toolkit.lab.compare.statistics import resampled
-from toolkit.lab.compare.variants import QUIET, Checked, Variant
+from toolkit.lab.compare.variants import LOGGED, Checked, Variant
 from toolkit.lab.jobs.jobs import Launch, failure_in, job_name, measured_in, note_failure, run_job, training_job
 from toolkit.lab.jobs.training import trained
 from toolkit.metrics.score import Score
@@ -133,7 +134,7 @@ def job_of(comparison: Comparison, repeat: Repeat) -> dict[str, Any]:
     cfg = comparison.checked.configs[repeat.variant.name]
     # Checkpoints are needed only to load the best model at the end.
     saving = [] if cfg.checkpoint.load_best_model_at_end else ["checkpoint.save_steps=null"]
-    overrides = [*comparison.overrides, *QUIET, *saving, *repeat.variant.overrides, f"seed={repeat.seed}"]
+    overrides = [*comparison.overrides, *written(LOGGED), *saving, *repeat.variant.overrides, f"seed={repeat.seed}"]
     job = training_job(comparison.recipe, comparison.config, overrides, cfg, comparison.launch, comparison.code)
     return job | {"draws": comparison.draws}
 

@@ -12,6 +12,7 @@ from itertools import product
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.config import flatten
+from toolkit.config.keys import written
 from toolkit.config.sections import Config
 from toolkit.lab.jobs.jobs import Launch, batch_and_accumulation, step_rows
 from toolkit.lab.jobs.strategies import (
@@ -24,6 +25,7 @@ from toolkit.lab.jobs.strategies import (
     techniques,
     window_settings,
 )
+from toolkit.lab.jobs.training import QUIET
 
 MODES = ("product", "one-at-a-time", "cumulative")
 Settings = dict[str, str]
@@ -239,19 +241,8 @@ def of_question(question: Question, cfg: Config, processes: int) -> list[Variant
     return [Variant(each.name, {**base, **each.settings}, technique=each) for each in found]
 
 
-QUIET = (
-    "checkpoint.resume=none",
-    "checkpoint.push_to_hub=false",
-    "checkpoint.hub_model_id=null",
-    "checkpoint.hub_private_repo=null",
-    "checkpoint.hub_revision=null",
-    "tracking.report_to=[]",
-    "tracking.run_name=null",
-    "tracking.project=finetune-toolkit",
-    "tracking.histogram_steps=null",
-    "tracking.logging_steps=1",
-)
-"""Overrides for every variant: it starts from the beginning, logs each step and reports nowhere else."""
+LOGGED = QUIET | {"tracking.logging_steps": 1}
+"""Settings for every variant: it starts from the beginning, logs each step and reports nowhere else."""
 
 
 @dataclass(frozen=True)
@@ -314,7 +305,7 @@ def check_variants(
     from toolkit.checks.run import refuse_wrong_launch
 
     def load(variant: Variant) -> Config:
-        settings = [*overrides, *QUIET, *variant.overrides]
+        settings = [*overrides, *written(LOGGED), *variant.overrides]
         cfg = launch.load(task_type, file, settings)
         refuse_wrong_launch(cfg, task_type, variant.technique.processes if variant.technique else launch.processes)
         return cfg

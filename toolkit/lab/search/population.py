@@ -177,7 +177,7 @@ def replacements(members: Sequence[Member], greater_is_better: bool, seed: int) 
 
 def _next_generation(search: Search, book: Book, members: Sequence[Member], generation: int) -> None:
     """Replaces the worst members; after a kill at any moment, the next call completes it, as parents are unchanged."""
-    seed = zlib.crc32(f"{search.base.seed} {generation}".encode())
+    seed = zlib.crc32(f"{search.cfg.seed} {generation}".encode())
     chosen = {child.number: parent for child, parent in replacements(members, search.metric.greater_is_better, seed)}
     for member in members:
         if member.explored >= generation:

@@ -1,39 +1,39 @@
-"""The results of a search as a folder, a page, and words for the terminal."""
+"""A search from its start to its report: the folder, the page, and words for the terminal."""
 
 from __future__ import annotations
 
 import shlex
+import time
 import uuid
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.table import Table as RichTable
-from rich.text import Text as RichText
-
-from toolkit.base.console import counted, format_duration, format_value, rich_console, shorten
-from toolkit.base.errors import InputError
+from toolkit.api.run import best_metric
+from toolkit.base.console import PLAIN_WIDTH, counted, format_duration, format_value, say, shorten
+from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import read_json, write_json
+from toolkit.checkpoint.output_folder import OutputLock
 from toolkit.config.messages import show as shown_value
 from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Highlights, Page, Section, Table, Text
-from toolkit.lab.search import pictures
-from toolkit.lab.search.space import facts, overrides_of
-from toolkit.lab.search.study import Search, name_of, result_of
+from toolkit.lab.search import pictures, population
+from toolkit.lab.search.space import METHODS, grid_of, overrides_of, read_space, refuse_misfit
+from toolkit.lab.search.study import Book, Search, load_study, name_of, require_optuna, result_of
 from toolkit.lab.search.study import counted as of_state
-from toolkit.lab.search.trials import best_of
-from toolkit.lab.search.winner import same, settings_of
+from toolkit.lab.search.trials import best_of, refuse_too_many, run
+from toolkit.lab.search.winner import same, score, settings_of
+from toolkit.lab.tool import Report, Request
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
 
 
-Found = Mapping[str, Any]
-"""Contents of `search.json`."""
 FLATTERS = (
     "The best of many scores on the same rows flatters itself: it was chosen for its luck with these rows too. Only "
     "rows by which nothing was chosen say what to expect."
@@ -42,6 +42,9 @@ ONE_SEED = (
     "The interval is that of the evaluated rows (bootstrap, 95 %). It does not include how much runs differ by their "
     "seed, which toolkit compare with --seeds measures."
 )
+TRIALS = 20
+MOST_ROWS = 20
+"""Trials that the terminal shows: the best ones."""
 STATES = {
     "finished": "trained to the end",
     "pruned": "ended early, because others were better at the same evaluation",
@@ -54,40 +57,182 @@ STATES = {
 """How a trial can have ended, in the order of the page."""
 
 
-def title_and_lead(found: Found) -> tuple[str, str]:
-    """Returns the title, and a sentence on how was searched."""
-    counts = found["counts"]
-    said = ", ".join(f"{counts[state]} {state}" for state in STATES if counts.get(state))
-    return f"Search for {found['config']}", f"{found['method']}: {found['method_help']}. Trials: {said or 'none'}."
+@dataclass(frozen=True)
+class SearchReport(Report):
+    """The trials of a search, the best one, and its score on rows that no choice depended on."""
+
+    FILE: ClassVar[str] = "search"
+
+    recipe: str
+    config: str
+    overrides: Sequence[str]
+    space: Mapping[str, Mapping[str, Any]]
+    method: str
+    metric: Mapping[str, Any]  # its `name`, and whether `greater_is_better`
+    num_processes: int
+    asked: int
+    parallel: int
+    storage: str | None
+    command: Sequence[str]
+    method_help: str
+    trials: Sequence[Mapping[str, Any]]
+    counts: Mapping[str, int]  # number of trials by state
+    best: Mapping[str, Any] | None
+    winner: Mapping[str, Any] | None  # the scores of the best trial, once it was scored
+    importance: Mapping[str, Any]
+    cost: Mapping[str, float]
+
+    @property
+    def metric_name(self) -> str:
+        """The name of the metric without its prefix."""
+        return str(self.metric["name"]).removeprefix("eval_")
+
+    def counted(self) -> str:
+        """Returns the numbers of trials by state, in words."""
+        return ", ".join(f"{self.counts[state]} {state}" for state in STATES if self.counts.get(state))
+
+    def page(self) -> Page:
+        """Returns the page: the best trial, charts, all trials, and what they cost."""
+        drawn = list(_pictures(self))
+        faults = [row for row in self.trials if row["reason"] and row["state"] != "repeated"]
+        lineage = [row for row in self.trials if "history" in row]
+        lead = f"{self.method}: {self.method_help}. Trials: {self.counted() or 'none'}."
+        return Page(f"Search for {self.config}", lead, [
+            Section("Best", list(_best(self))),
+            Section("Pictures", [Gallery(drawn), *_importance(self)] if drawn else []),
+            Section("Trials", list(_trials(self))),
+            Section("What happened to trials", list(_faults(faults)) if faults else []),
+            Section("Population", [_lineage(lineage)] if lineage else []),
+            Section("Cost", [_cost(self)]),
+            Section("Space", [_space(self)]),
+        ])  # fmt: skip
+
+    def on_terminal(self) -> Iterator[Block]:
+        """Yields the best trials and what can be said of the best one."""
+        sign = -1 if self.metric["greater_is_better"] else 1
+        rows = sorted(self.trials, key=lambda row: (row["value"] is None, sign * (row["value"] or 0.0), row["number"]))
+        cells = [
+            [row["number"], row["state"], row["value"], ", ".join(map(_short, row["overrides"])), _time(row)]
+            for row in rows[:MOST_ROWS]
+        ]
+        yield Table(["trial", "state", self.metric_name, "settings", "time"], cells)
+        more = f"and {len(rows) - MOST_ROWS} more; " if len(rows) > MOST_ROWS else ""
+        yield Text(f"{more}{self.counted() or 'no trials yet'} of {self.asked} asked")
+        yield Text(" ".join(verdict(self)))
+        if self.best is not None:
+            yield Code("\n".join(f"  {override}" for override in self.best["overrides"]))
 
 
-def sections(found: Found) -> list[Section]:
-    """Returns the sections of the page."""
-    parts = [Section("Best", list(_best(found)))]
-    drawn = list(_pictures(found))
-    if drawn:
-        parts.append(Section("Pictures", [Gallery(drawn), *_importance(found)]))
-    parts.append(Section("Trials", list(_trials(found))))
-    if faults := [row for row in found["trials"] if row["reason"] and row["state"] != "repeated"]:
-        parts.append(Section("What happened to trials", list(_faults(faults))))
-    if lineage := [row for row in found["trials"] if "history" in row]:
-        parts.append(Section("Population", [_lineage(lineage)]))
-    parts.append(Section("Cost", [_cost(found)]))
-    parts.append(Section("Space and command", [_space(found), Code(shlex.join(found["command"]), "bash")]))
-    return parts
+def search(
+    request: Request,
+    space: Path,
+    method: str,
+    trials: int | None,
+    parallel: int = 1,
+    seconds: int | None = None,
+    storage: str | None = None,
+) -> SearchReport:
+    """Runs the remaining trials of a search, and scores the winner.
+
+    Args:
+        request: the run.
+        space: YAML file of the settings to search.
+        method: key of `toolkit.lab.search.space.METHODS`.
+        trials: number of trials, or None for the method's.
+        parallel: trials at the same time.
+        seconds: time after which trials stop with a checkpoint, or None.
+        storage: URL of a database, or None for a file in the output folder.
+
+    Raises:
+        ConfigError: if settings or the space are invalid.
+        InputError: if arguments are invalid, or the output folder holds something else.
+        RunError: if no trial can be trained, or the winner cannot be scored.
+    """
+    began = time.monotonic()
+    require_optuna()
+    request = replace(request, cfg=request.load(), output=request.output.absolute())
+    dimensions = read_space(space, request.task_type, str(request.config), request.overrides)
+    refuse_misfit(method, dimensions, request.cfg, storage)
+    data = request.cfg.data
+    if data.validation_split == 0 and data.validation_file is None and data.dataset_name is None:
+        raise ConfigError(["data.validation_split: a search compares trials on validation rows, and there are none; "
+                           "set data.validation_file or data.validation_split"])  # fmt: skip
+    refuse_too_many(parallel, request.launch.processes)
+    count = trials or (len(grid_of(dimensions)) if method == "grid" else TRIALS)
+    if method == "pbt" and count < population.LEAST:
+        raise InputError("--trials: a population needs at least 2 members")
+    deadline = None if seconds is None else time.time() + seconds
+    metric = best_metric(request.cfg, request.task)
+    asked = Search(request, dimensions, method, metric, count, parallel, deadline, storage)
+    known = claim(asked)
+    book = Book(asked, known["owner"])
+    winner = _run(asked, book)
+    return report_of(known, book.study, winner, time.monotonic() - began)
 
 
-def metric_of(found: Found) -> str:
-    """Returns the name of the metric without its prefix."""
-    return str(found["metric"]["name"]).removeprefix("eval_")
+def _run(asked: Search, book: Book) -> dict[str, Any] | None:
+    """Runs what is left, and returns what is known of the winner."""
+    from filelock import FileLock
+
+    def told(number: int, result: dict[str, Any]) -> None:
+        params = result.get("settings") or book.trials()[number].params
+        tell(number, result, overrides_of(params), asked.metric.name)
+
+    book.open()
+    if asked.method == "pbt":
+        with OutputLock(asked.folder):
+            population.run(asked, book, told)
+    else:
+        run(asked, book, told)
+    if any(each.state.name == "RUNNING" for each in book.trials()):
+        say("some trials are not over: they run elsewhere, or the time is over")
+        return winner_of(asked.folder)
+    with FileLock(asked.folder / "score.lock"):
+        found = score(asked, book)
+        if found is not None:
+            write_json(asked.folder / WINNER, found)
+    return found
 
 
-def verdict(found: Found) -> list[str]:
+def searched(folder: Path, storage: str | None) -> SearchReport:
+    """Returns what is known of the search in a folder, which may be running.
+
+    Raises:
+        InputError: if the folder holds no search.
+    """
+    known = read(folder)
+    if known is None:
+        raise InputError(f"--show: {folder.absolute()} is not the folder of a search")
+    return report_of(known, load_study(folder, known["name"], storage), winner_of(folder), 0.0)
+
+
+def report_of(known: Mapping[str, Any], study: Study, winner: Mapping[str, Any] | None, seconds: float) -> SearchReport:
+    """Returns the report of what a folder says of its search, the study, the winner, and the time of this session."""
+    found = study.get_trials(deepcopy=False)
+    best = best_of(found, known["metric"]["greater_is_better"])
+    rows = [row(each) for each in found if each.state.name != "WAITING" and result_of(each)["state"] != "abandoned"]
+    return SearchReport(
+        **{key: value for key, value in known.items() if key not in ("identity", "owner", "name")},
+        method_help=METHODS[known["method"]].help,
+        trials=rows,
+        counts=dict(Counter(each["state"] for each in rows)),
+        best=None if best is None else row(best),
+        winner=None if winner is None else dict(winner),
+        importance=importance(study, of_state(found)),
+        cost={
+            "seconds": round(sum(each["seconds"] for each in rows), 1),
+            "steps": sum(each["steps"] for each in rows),
+            "session_seconds": round(seconds, 1),
+        },
+    )
+
+
+def verdict(found: SearchReport) -> list[str]:
     """Returns what can be said of the best trial, as sentences."""
-    best, winner, metric = found["best"], found["winner"], metric_of(found)
+    best, winner, metric = found.best, found.winner, found.metric_name
     if best is None:
         return ["No trial has come to its end."]
-    of = sum(row["value"] is not None for row in found["trials"])
+    of = sum(row["value"] is not None for row in found.trials)
     said = [f"Trial {best['number']} has the best {metric} on the validation rows: {format_value(best['value'])}, "
             f"the best of {of}."]  # fmt: skip
     if "history" in best:
@@ -99,18 +244,18 @@ def verdict(found: Found) -> list[str]:
         said.append(f"On {sets['test']['rows']:,} test rows, which it was not chosen by: {_valued(sets['test'])}.")
     else:
         said.append("There are no test rows (data.test_file, data.test_split), so its score on other rows is unknown.")
-    said += list(_against(found))
+    said += list(_against(found, winner))
     if len(winner["scored"]) > 1 + (winner["baseline"] in winner["scored"] and winner["baseline"] != winner["trial"]):
         said.append(f"The test rows have been used for trials {', '.join(map(str, winner['scored']))}: each further "
                     "winner makes them a little less new.")  # fmt: skip
     return said
 
 
-def _against(found: Found) -> Iterator[str]:
+def _against(found: SearchReport, winner: Mapping[str, Any]) -> Iterator[str]:
     """Yields how the winner compares with the configured settings."""
-    winner, metric = found["winner"], metric_of(found)
+    metric = found.metric_name
     if winner["baseline"] is None:
-        if found["method"] != "pbt":
+        if found.method != "pbt":
             yield "The configured settings are not among the trials that came to their end, so nothing is compared."
         return
     if winner["baseline"] == winner["trial"]:
@@ -135,8 +280,8 @@ def _valued(scores: Mapping[str, Any]) -> str:
     return f"{format_value(scores['value'])}{interval}"
 
 
-def _best(found: Found) -> Iterator[Block]:
-    best, winner = found["best"], found["winner"]
+def _best(found: SearchReport) -> Iterator[Block]:
+    best, winner = found.best, found.winner
     if best is not None:
         figures = [("validation", format_value(best["value"]))]
         if winner is not None and "test" in winner["sets"]:
@@ -152,53 +297,57 @@ def _best(found: Found) -> Iterator[Block]:
         yield Code(f"toolkit predict {shlex.quote(winner['run'])} --input FILE", "bash")
 
 
-def _pictures(found: Found) -> Iterator[Figure]:
-    metric, greater = metric_of(found), found["metric"]["greater_is_better"]
-    valued = [row for row in found["trials"] if row["value"] is not None]
+def _pictures(found: SearchReport) -> Iterator[Figure]:
+    metric, greater = found.metric_name, found.metric["greater_is_better"]
+    valued = [row for row in found.trials if row["value"] is not None]
     if len(valued) < 2:
         return
     yield Figure("Value of each trial", pictures.values(valued, metric, greater), file="values.svg")
     ended = [row for row in valued if row["state"] != "diverged"] or valued
-    drawn = pictures.coordinates(ended, found["space"], metric, greater)
+    drawn = pictures.coordinates(ended, found.space, metric, greater)
     yield Figure("Parallel coordinates", drawn, file="coordinates.svg")
-    several = [row for row in found["trials"] if len(row["evaluations"]) > 1]
+    several = [row for row in found.trials if len(row["evaluations"]) > 1]
     if several:
-        best = found["best"]
+        best = found.best
         chart = pictures.curves(several, None if best is None else best["number"], metric)
         yield Figure("Evaluations", chart, file="evaluations.svg")
-    if found["importance"]["values"]:
-        yield Figure("Importance", pictures.importances(found["importance"]["values"]), file="importance.svg")
+    if found.importance["values"]:
+        yield Figure("Importance", pictures.importances(found.importance["values"]), file="importance.svg")
 
 
-def _importance(found: Found) -> Iterator[Block]:
-    known = found["importance"]
+def _importance(found: SearchReport) -> Iterator[Block]:
+    known = found.importance
     if known["values"]:
         yield Text(f"Importance by {known['method']}: a forest of regression trees learns the values of "
                    f"{known['trials']} trials, and says which part of their variance over the space each setting "
                    "explains alone. With few trials it is rough.")  # fmt: skip
 
 
-def _trials(found: Found) -> Iterator[Block]:
-    keys = list(found["space"])
-    best = found["best"]
+def _trials(found: SearchReport) -> Iterator[Block]:
+    keys = list(found.space)
+    best = found.best
     rows = []
-    for row in found["trials"]:
+    for row in found.trials:
         chosen = best is not None and row["number"] == best["number"]
         own = [row["params"].get(key) for key in keys]
         rows.append([
             Cell(f"{row['number']}{' (best)' if chosen else ''}", row["number"]), row["state"], row["value"], *own,
-            row["steps"] or None, Cell(format_duration(row["seconds"]), row["seconds"]) if row["seconds"] else None,
+            row["steps"] or None, _time(row),
         ])  # fmt: skip
-    header = ["trial", "state", metric_of(found), *keys, "steps", "time"]
+    header = ["trial", "state", found.metric_name, *keys, "steps", "time"]
     yield Table(header, rows, sortable=True, stacked=True)
-    shown = [state for state in STATES if found["counts"].get(state)]
-    yield Table(["state", "trials", "meaning"], [[s, found["counts"][s], STATES[s]] for s in shown])
-    if found["asked"] and (short := found["asked"] - _over(found)) > 0:
-        yield Text(f"{counted(short, 'trial')} of {found['asked']} are left; the same command goes on with them.")
+    shown = [state for state in STATES if found.counts.get(state)]
+    yield Table(["state", "trials", "meaning"], [[s, found.counts[s], STATES[s]] for s in shown])
+    if found.asked and (short := found.asked - _over(found)) > 0:
+        yield Text(f"{counted(short, 'trial')} of {found.asked} are left; the same command goes on with them.")
 
 
-def _over(found: Found) -> int:
-    return sum(row["state"] not in ("infeasible", "running") for row in found["trials"])
+def _time(row: Mapping[str, Any]) -> Cell | None:
+    return Cell(format_duration(row["seconds"]), row["seconds"]) if row["seconds"] else None
+
+
+def _over(found: SearchReport) -> int:
+    return sum(row["state"] not in ("infeasible", "running") for row in found.trials)
 
 
 def _faults(rows: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
@@ -220,20 +369,20 @@ def _lineage(rows: Sequence[Mapping[str, Any]]) -> Table:
     return Table(["member", "from step", "to step", "copied", "value", *keys], table, stacked=True, caption=caption)
 
 
-def _cost(found: Found) -> Table:
-    cost = found["cost"]
+def _cost(found: SearchReport) -> Table:
+    cost = found.cost
     rows = [
         ["time of all trials", format_duration(cost["seconds"])],
         ["steps of all trials", f"{cost['steps']:,}"],
         ["time of this session", format_duration(cost["session_seconds"])],
-        ["trials at the same time", str(found["parallel"])],
+        ["trials at the same time", str(found.parallel)],
     ]
     return Table(["what", "value"], rows)
 
 
-def _space(found: Found) -> Table:
+def _space(found: SearchReport) -> Table:
     rows = []
-    for key, each in found["space"].items():
+    for key, each in found.space.items():
         words = ", ".join(each["choices"]) or f"{each['low']:g} to {each['high']:g}"
         words += ", by its logarithm" if each["log"] else f", in steps of {each['step']:g}" if each["step"] else ""
         rows.append([key, words])
@@ -248,12 +397,8 @@ SHOWN = 8
 """Number of differences that an error lists."""
 
 
-def claim(search: Search, command: Sequence[str]) -> dict[str, Any]:
-    """Makes the folder that of the search, and returns what it says; a folder of the same search goes on.
-
-    Args:
-        search: the search.
-        command: the command line.
+def claim(search: Search) -> dict[str, Any]:
+    """Makes the output folder that of the search, unless it is already, and returns the contents of its `study.json`.
 
     Raises:
         InputError: if it is another search's, or holds something else.
@@ -277,21 +422,22 @@ def claim(search: Search, command: Sequence[str]) -> dict[str, Any]:
         more = [f"  - and {len(keys) - SHOWN} more"] if len(keys) > SHOWN else []
         raise InputError("\n".join([f"--output-dir: {folder} holds a search with other settings:", *listed, *more,
                                     "Restore them, or use another folder"]))  # fmt: skip
-    known |= _described(search) | {"command": list(command)}
+    known |= _described(search) | {"command": shlex.split(search.request.command)}
     write_json(folder / STUDY, known)
     return known
 
 
 def _described(search: Search) -> dict[str, Any]:
-    """Returns what a page says of a search that its trials do not say."""
+    """Returns the fields of a report that do not follow from the trials."""
+    request = search.request
     return {
-        "recipe": str(search.recipe),
-        "config": str(search.config),
-        "overrides": list(search.overrides),
+        "recipe": str(request.recipe),
+        "config": str(request.config),
+        "overrides": list(request.overrides),
         "space": search.identity()["space"],
         "method": search.method,
         "metric": {"name": search.metric.name, "greater_is_better": search.metric.greater_is_better},
-        "num_processes": search.launch.processes,
+        "num_processes": request.launch.processes,
         "asked": search.trials,
         "parallel": search.parallel,
         "storage": "the database of --storage" if search.storage is not None else None,
@@ -315,50 +461,9 @@ def winner_of(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def shown_facts(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what `search.json` says of a search."""
-    return {key: value for key, value in known.items() if key not in ("identity", "owner", "name")}
-
-
-def write(found: Mapping[str, Any], folder: Path) -> None:
-    """Writes `search.json`, and the page as HTML and Markdown with its charts."""
-    from toolkit.document.render import save_page
-
-    write_json(folder / "search.json", found)
-    save_page(folder, "search", Page(*title_and_lead(found), sections(found)))
-
-
 FEWEST = 4
 """Fewest trials from which an importance is computed."""
 SEED = 20
-
-
-def build(known: Mapping[str, Any], study: Study, winner: Mapping[str, Any] | None, seconds: float) -> dict[str, Any]:
-    """Returns a search as JSON values.
-
-    Args:
-        known: what its folder says: see `toolkit.lab.search.report`.
-        study: its study.
-        winner: what `toolkit.lab.search.winner` found, or None.
-        seconds: seconds of this session.
-    """
-    found = study.get_trials(deepcopy=False)
-    best = best_of(found, known["metric"]["greater_is_better"])
-    rows = [row(each) for each in found if each.state.name != "WAITING" and result_of(each)["state"] != "abandoned"]
-    return {
-        **known,
-        **facts(known["method"]),
-        "trials": rows,
-        "counts": dict(Counter(each["state"] for each in rows)),
-        "best": None if best is None else row(best),
-        "winner": None if winner is None else dict(winner),
-        "importance": importance(study, of_state(found)),
-        "cost": {
-            "seconds": round(sum(each["seconds"] for each in rows), 1),
-            "steps": sum(each["steps"] for each in rows),
-            "session_seconds": round(seconds, 1),
-        },
-    }
 
 
 def row(trial: FrozenTrial) -> dict[str, Any]:
@@ -388,14 +493,7 @@ def importance(study: Study, trained: Sequence[FrozenTrial]) -> dict[str, Any]:
     """Returns how much each setting explains of the values of complete trials, by fANOVA (Hutter et al. 2014).
 
     A forest of regression trees learns the values of the points; the importance of a setting is its part of the
-    variance of what the forest predicts over the space.
-
-    Args:
-        study: the study.
-        trained: its trials that were trained.
-
-    Returns:
-        `method`, and `values` by setting, from the largest; empty with `FEWEST` trials or fewer, or if all are equal.
+    variance of the forest's predictions over the space. There are no `values` for `FEWEST` trials or equal ones.
     """
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
@@ -409,20 +507,15 @@ def importance(study: Study, trained: Sequence[FrozenTrial]) -> dict[str, Any]:
     return {"method": "fANOVA (Hutter et al. 2014)", "trials": len(complete), "values": found}
 
 
-WIDTH = 80
-MOST_ROWS = 20
-"""Trials that the table shows: the best ones."""
-
-
 def tell(number: int, result: Mapping[str, Any], overrides: Sequence[str], metric: str) -> None:
     """Prints a line about a trial that is over."""
     value = "" if result.get("value") is None else f" {metric.removeprefix('eval_')} {format_value(result['value'])}"
     head = f"trial {number}: {result['state']}{value}, {format_duration(result.get('seconds', 0.0))}"
     settings = ", ".join(_short(override) for override in overrides)
-    print(fill(f"{head}; {settings}", WIDTH, subsequent_indent="  "), flush=True)
+    say(fill(f"{head}; {settings}", PLAIN_WIDTH, subsequent_indent="  "))
     if result.get("reason"):
-        print(fill(shorten(result["reason"].split("\n")[0], 300), WIDTH, initial_indent="  ", subsequent_indent="  "),
-              flush=True)  # fmt: skip
+        reason = shorten(result["reason"].split("\n")[0], 300)
+        say(fill(reason, PLAIN_WIDTH, initial_indent="  ", subsequent_indent="  "))
 
 
 def _short(override: str) -> str:
@@ -433,32 +526,3 @@ def _short(override: str) -> str:
     except ValueError:
         text = shorten(text, 40)
     return f"{key.rpartition('.')[2]}={text}"
-
-
-def show(found: Mapping[str, Any]) -> None:
-    """Prints the best trials and what can be said of the best one."""
-    console = rich_console()
-    console.print()
-    sign = -1 if found["metric"]["greater_is_better"] else 1
-    rows = sorted(found["trials"], key=lambda row: (row["value"] is None, sign * (row["value"] or 0.0), row["number"]))
-    table = RichTable(box=None, pad_edge=False)
-    table.add_column("trial", justify="right")
-    table.add_column("state")
-    table.add_column(metric_of(found), justify="right")
-    table.add_column("settings", overflow="fold")
-    table.add_column("time", justify="right", no_wrap=True)
-    for row in rows[:MOST_ROWS]:
-        value = "" if row["value"] is None else format_value(row["value"])
-        settings = ", ".join(map(_short, row["overrides"]))
-        table.add_row(
-            *map(RichText, (str(row["number"]), row["state"], value, settings, format_duration(row["seconds"])))
-        )
-    console.print(table)
-    if len(rows) > MOST_ROWS:
-        print(f"and {len(rows) - MOST_ROWS} more")
-    counts = ", ".join(f"{found['counts'][state]} {state}" for state in STATES if found["counts"].get(state))
-    print(f"\n{counts or 'no trials yet'} of {found['asked']} asked")
-    for sentence in verdict(found):
-        print(fill(sentence, WIDTH, break_long_words=False))
-    if found["best"] is not None:
-        print("\n".join(["", *(f"  {override}" for override in found["best"]["overrides"])]))

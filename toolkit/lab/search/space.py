@@ -319,8 +319,3 @@ def refuse_misfit(name: str, space: Sequence[Dimension], cfg: Config, storage: s
     if name == "pbt" and storage is not None:
         raise InputError("--storage: the members of a population copy each other's checkpoints, so pbt runs in its "
                          "output folder; remove it")  # fmt: skip
-
-
-def facts(name: str) -> dict[str, Any]:
-    """Returns the name and the description of a method."""
-    return {"method": name, "method_help": METHODS[name].help}

@@ -16,13 +16,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.task import Task
 from toolkit.base.errors import InputError, RunError, problems_of
 from toolkit.base.files import sha256
 from toolkit.config import flatten
 from toolkit.config.sections import Config
-from toolkit.lab.jobs.jobs import Launch, digest_of, model_files
-from toolkit.lab.search.space import METHODS, Dimension, Point, configured_point, grid_of, overrides_of
+from toolkit.lab.jobs.jobs import digest_of, model_files
+from toolkit.lab.jobs.training import QUIET
+from toolkit.lab.search.space import METHODS, Dimension, Point, configured_point, grid_of
+from toolkit.lab.tool import Request
 from toolkit.metrics.score import Score
 
 if TYPE_CHECKING:
@@ -107,59 +108,67 @@ class Search:
     """What is searched, and how.
 
     Args:
-        recipe: the recipe's file.
-        config: the YAML file.
-        overrides: overrides of all trials.
-        task_type: the recipe's task.
-        base: the configured settings.
+        request: the run, with the output folder of the search.
         space: the settings that may change.
         method: key of `toolkit.lab.search.space.METHODS`.
         metric: the metric that decides, with its prefix.
-        launch: how processes of a trial are started.
         trials: number of trials.
         parallel: trials at the same time.
-        deadline: time (`time.time`) after which no trial goes on, or None.
-        folder: output folder.
+        deadline: time (`time.time`) at which all trials stop, or None.
         storage: URL of a database, or None for a file in the output folder.
     """
 
-    recipe: Path
-    config: Path
-    overrides: Sequence[str]
-    task_type: type[Task]
-    base: Config
+    request: Request
     space: Sequence[Dimension]
     method: str
     metric: Score
-    launch: Launch
     trials: int
-    parallel: int
-    deadline: float | None
-    folder: Path
+    parallel: int = 1
+    deadline: float | None = None
     storage: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The output folder."""
+        return self.request.output
+
+    @property
+    def cfg(self) -> Config:
+        """The configured settings."""
+        return self.request.cfg
 
     def identity(self) -> dict[str, Any]:
         """Returns everything that trials of the same study have in common, as JSON values."""
-        data = self.base.data
+        data, launch = self.cfg.data, self.request.launch
         files = [digest_of(file) for file in (data.train_file, data.validation_file) if file]
-        launcher = self.launch.file
         found = {
-            "recipe": self.recipe.name,
+            "recipe": self.request.recipe.name,
             "space": {each.key: asdict(each) for each in self.space},
             "method": self.method,
             "metric": self.metric.name,
-            "processes": self.launch.processes,
-            "launch": None if launcher is None else launcher.read_text(encoding="utf-8"),
+            "processes": launch.processes,
+            "launch": None if launch.file is None else launch.file.read_text(encoding="utf-8"),
             "files of rows": files,
-            "files of the model": model_files(self.base.model.name_or_path),
+            "files of the model": model_files(self.cfg.model.name_or_path),
             **({"--trials": self.trials} if self.method == "pbt" else {}),  # members that come later would be behind
-            **{key: value for key, value in flatten(self.base).items() if key not in ("output_dir", "offline_dir")},
+            **{key: value for key, value in flatten(self.cfg).items() if key not in ("output_dir", "offline_dir")},
         }
         return dict(json.loads(json.dumps(found)))
 
     def folder_of(self, number: int) -> Path:
         """Returns the folder of a trial."""
         return self.folder / "trials" / f"{number:04d}"
+
+
+def own_settings(cfg: Config) -> dict[str, Any]:
+    """Returns the settings that a search adds to all of its trials: they can be resumed, and report nowhere else."""
+    settings = QUIET | {
+        "checkpoint.resume": "auto",
+        "checkpoint.save_total_limit": 1,
+        "tracking.logging_steps": 1,  # whether the loss rose is read from the lines
+    }
+    # The last step is scored later, from its checkpoint.
+    return settings if cfg.checkpoint.save_steps is not None else settings | {"checkpoint.save_steps": "epoch"}
 
 
 def name_of(identity: Mapping[str, Any]) -> str:
@@ -188,11 +197,10 @@ class Book:
     Args:
         search: the search.
         owner: name of its output folder in the study.
-        own_settings: overrides that the search adds to every trial.
     """
 
-    def __init__(self, search: Search, owner: str, own_settings: Sequence[str]) -> None:
-        self.search, self.owner, self._own = search, owner, own_settings
+    def __init__(self, search: Search, owner: str) -> None:
+        self.search, self.owner = search, owner
         self.name = name_of(search.identity())
         storage = storage_of(search.folder, search.storage)
         import optuna
@@ -208,7 +216,7 @@ class Book:
     @cached_property
     def start(self) -> Point | None:
         """The configured settings as a point, or None if they are outside the space."""
-        return configured_point(self.search.space, self.search.base)
+        return configured_point(self.search.space, self.search.cfg)
 
     def trials(self) -> list[FrozenTrial]:
         """Returns all trials."""
@@ -222,7 +230,7 @@ class Book:
             first = [self.start] if self.start is not None else []
             if self.search.method == "grid":
                 grid = grid_of(self.search.space)
-                random.Random(self.search.base.seed).shuffle(grid)  # so that the first points are spread over it
+                random.Random(self.search.cfg.seed).shuffle(grid)  # so that the first points are spread over it
                 first += [point for point in grid if point not in first]
             for point in first:
                 self.study.enqueue_trial(point)
@@ -262,16 +270,11 @@ class Book:
         """Returns a new trial; its random numbers follow from the seed and the number of trials."""
         # Some samplers do not learn from an invalid point, and would draw it again.
         method = METHODS["random" if at_random else self.search.method]
-        self.study.sampler = method.sampler(zlib.crc32(f"{self.search.base.seed} {len(trials)}".encode()))
+        self.study.sampler = method.sampler(zlib.crc32(f"{self.search.cfg.seed} {len(trials)}".encode()))
         return self.study.ask({each.key: each.distribution() for each in self.search.space})
 
     def _check(self, point: Point) -> None:
-        from toolkit.checks.run import refuse_wrong_launch
-
-        search, launch = self.search, self.search.launch
-        settings = [*search.overrides, *self._own, *overrides_of(point)]
-        cfg = launch.load(search.task_type, str(search.config), settings)
-        refuse_wrong_launch(cfg, search.task_type, launch.processes)
+        self.search.request.override(own_settings(self.search.cfg), point)
 
     def _twin(self, trials: Sequence[FrozenTrial], trial: Trial) -> FrozenTrial | None:
         same = (each for each in trials if each.state.name == "COMPLETE" and each.params == trial.params)

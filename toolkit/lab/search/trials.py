@@ -22,13 +22,11 @@ from toolkit.checkpoint.manifest import write_manifest
 from toolkit.checkpoint.output_folder import FolderInUse, OutputLock
 from toolkit.checkpoint.store import latest
 from toolkit.config.keys import written
-from toolkit.config.sections import Config
 from toolkit.config.source import Settings, Source
 from toolkit.lab.jobs.jobs import Trial as Job
 from toolkit.lab.jobs.jobs import run_trials
-from toolkit.lab.jobs.training import STEPS_ONLY
 from toolkit.lab.search.space import METHODS, overrides_of
-from toolkit.lab.search.study import ENVIRON, Book, Result, Search, counted, result_of
+from toolkit.lab.search.study import ENVIRON, Book, Result, Search, counted, own_settings, result_of
 from toolkit.system.limits import threads_per_process
 
 if TYPE_CHECKING:
@@ -44,30 +42,11 @@ STOPPED = {code for number in STOP_SIGNALS for code in (-number, 128 + number)}
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def own_settings(cfg: Config) -> list[str]:
-    """Returns the overrides that a search adds to all of its trials: they can be resumed, and report nowhere else."""
-    quiet = {key: value for key, value in STEPS_ONLY.items() if key.startswith(("tracking.", "checkpoint.hub_"))}
-    settings: dict[str, Any] = {
-        **quiet,
-        "checkpoint.push_to_hub": False,
-        "checkpoint.resume": "auto",
-        "checkpoint.save_total_limit": 1,
-        "tracking.logging_steps": 1,  # whether the loss rose is read from the lines
-    }
-    if cfg.checkpoint.save_steps is None:  # the last step is scored later, from its checkpoint
-        settings["checkpoint.save_steps"] = "epoch"
-    return written(settings)
-
-
 def job_of(search: Search, point: Sequence[str], run: Path) -> dict[str, Any]:
     """Returns the job of a process that trains a point (overrides) in the output folder `run`."""
-    return {
-        "recipe": str(search.recipe.absolute()),
-        "config": str(search.config.absolute()),
-        "overrides": [*search.overrides, *own_settings(search.base), *point, f"output_dir={run}"],
-        "metric": search.metric.name,
-        "deadline": search.deadline,
-    }
+    job = search.request.job
+    overrides = [*job["overrides"], *written(own_settings(search.cfg)), *point, f"output_dir={run}"]
+    return job | {"overrides": overrides, "metric": search.metric.name, "deadline": search.deadline}
 
 
 def train(search: Search, job: Mapping[str, Any], folder: Path, slot: int) -> Result:
@@ -101,7 +80,7 @@ def train(search: Search, job: Mapping[str, Any], folder: Path, slot: int) -> Re
 
 def start(work: str, job: Mapping[str, Any], search: Search, folder: Path, slot: int) -> Any:
     """Runs one job of `toolkit.lab.worker` and returns its `toolkit.lab.jobs.jobs.Outcome`."""
-    launch = search.launch
+    launch = search.request.launch
     environ = {**launch.environ, **resources(slot, search.parallel, launch.processes)}
     if search.storage is not None:
         environ[ENVIRON] = search.storage
