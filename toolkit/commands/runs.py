@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import shlex
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,58 +214,21 @@ def run_certify(arguments: argparse.Namespace) -> None:
     """Runs the trainings of the certificates and writes the verdicts.
 
     Raises:
-        ToolkitError: if the settings are invalid or a training cannot run.
+        ToolkitError: see `toolkit.lab.certify.certify`.
         SystemExit: with exit code 1 if a guarantee does not hold.
     """
-    _, loaded = options.load(arguments)
-    from toolkit.base.console import quiet_libraries, say
-    from toolkit.lab.certify import load_promises
-    from toolkit.lab.certify.certificate import FAILED, lines, write
-    from toolkit.lab.certify.strategy import strategies_of
-    from toolkit.lab.certify.trainings import Experiment, refuse_wrong_trainings, run_trainings
+    request = options.request(arguments, "certificates")
+    from toolkit.lab.certify import certify
 
-    experiment = Experiment(
-        recipe=str(Path(arguments.recipe).absolute()),
-        config=str(Path(arguments.config).absolute()),
-        overrides=arguments.overrides,
-        cfg=loaded.config,
-        rows=arguments.rows,
-        kill_at=arguments.kill_at,
-        kill_after=random.uniform(1.2, 1.9),  # in the second epoch, which has another row order
-        strategies=arguments.strategy or strategies_of(loaded.config),
-    )
-    chosen = {name: promise for name, promise in load_promises().items() if name in (arguments.only or NAMES)}
-    trainings = [training for promise in chosen.values() for training in promise.trainings(experiment)]
-    with quiet_libraries():
-        refuse_wrong_trainings(trainings, experiment)
-    output = expanded(arguments.output_dir) if arguments.output_dir else folder_of(loaded.config)
-    output.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    runs = output / "runs" if arguments.keep else Path(tempfile.mkdtemp(prefix="certify-"))
-    shutil.rmtree(runs, ignore_errors=True)
-    runs.mkdir()
-    try:
-        run_trainings(trainings, experiment, runs)
-        found = [promise.judge(runs, experiment) for promise in chosen.values()]
-    finally:
-        if not arguments.keep:
-            shutil.rmtree(runs, ignore_errors=True)
-    for certificate in found:
-        say("\n".join(lines(certificate)))
-    facts = {"recipe": arguments.recipe, "config": arguments.config, "overrides": arguments.overrides,
-             "rows": arguments.rows, "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
-    write(found, loaded.config, facts, output)
-    say(f"\n{format_duration(facts['seconds'])}; written to {output}/certificate.md and .json")
-    if any(certificate.verdict == FAILED for certificate in found):
+    if arguments.output_dir is None:
+        request = replace(request, output=folder_of(request.cfg))
+    names, strategies = arguments.only or NAMES, arguments.strategy or ()
+    report = certify(request, names, arguments.rows, arguments.kill_at, strategies, arguments.keep)
+    report.publish(request.output)
+    if not report.passed:
         sys.exit(1)
 
 
-ALONE = (
-    *("checkpoint.resume=none", "checkpoint.push_to_hub=false", "tracking.report_to=[]", "tracking.run_name=null"),
-    *("tracking.project=finetune-toolkit", "tracking.histogram_steps=null"),
-    *("checkpoint.hub_model_id=null", "checkpoint.hub_private_repo=null", "checkpoint.hub_revision=null"),
-)
-"""Settings that keep the new run from changing anything outside its folder."""
 WITHOUT_CODE = {"trainer.callbacks": "[]", "model.trust_remote_code": "false"}
 """Settings that execute code, with the values that execute none."""
 MOST_PROCESSES, MOST_THREADS = 8, 1024
@@ -396,7 +356,9 @@ def _train(recipe: Path, record: Record, folder: Path, own: bool) -> None:
     For a run that may be somebody else's, that is the current directory, from which no module is imported.
     """
     from toolkit.commands.train import TOOLKIT
+    from toolkit.config.keys import written
     from toolkit.lab.jobs.jobs import run_processes
+    from toolkit.lab.jobs.training import QUIET
 
     here = Path.cwd()
     noted = Path(record.facts.get("working_directory") or here)
@@ -407,7 +369,7 @@ def _train(recipe: Path, record: Record, folder: Path, own: bool) -> None:
     if not own and here != Path(__file__).resolve().parents[2]:
         environ["PYTHONSAFEPATH"] = "1"  # the current directory may be where a foreign run was unpacked
     # The settings that the run's launcher made are in its configuration.
-    settings = [*ALONE, *([] if own else [f"{key}={value}" for key, value in WITHOUT_CODE.items()])]
+    settings = [*written(QUIET), *([] if own else [f"{key}={value}" for key, value in WITHOUT_CODE.items()])]
     run = [str(recipe), "--config", str(RunFolder(record.folder).config), f"output_dir={folder}", *settings]
     code = run_processes(
         ["-c", TOOLKIT, "toolkit", "train", *run, "--processes", str(record.facts["num_processes"])],

@@ -19,15 +19,16 @@ from toolkit.base.files import write_json
 from toolkit.commands.cli import main
 from toolkit.commands.runs import NAMES
 from toolkit.config.keys import written
-from toolkit.lab.certify import certificate
 from toolkit.lab.certify import load_promises as promises
 from toolkit.lab.certify import promises as engines
 from toolkit.lab.certify import promises as loss_scale
 from toolkit.lab.certify import promises as ranks
 from toolkit.lab.certify import promises as resume
-from toolkit.lab.certify.certificate import FAILED, OK, OPEN
+from toolkit.lab.certify.certificate import FAILED, OK, OPEN, Certificates
 from toolkit.lab.certify.strategy import strategies_of
 from toolkit.lab.certify.trainings import Training, outcome_file, refuse_wrong_trainings
+from toolkit.lab.jobs.jobs import Launch
+from toolkit.lab.tool import Request
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.report.runs import folder_of
 from toolkit.report.sections import state_of
@@ -222,9 +223,9 @@ def test_a_run_s_report_shows_the_newest_certificate_of_its_settings(tmp_path):
     found = [resume.resume_judge(resumed(tmp_path / "runs", step(3), step(4)), made)]
     folder = folder_of(made.cfg)
     folder.mkdir(parents=True)
-    certificate.write(
-        found, made.cfg, {"recipe": "r", "config": "c", "overrides": [], "rows": 37, "seconds": 1.0}, folder
-    )
+    task_type = load_task_type(RECIPE)
+    request = Request(RECIPE, CONFIG, [], task_type, made.cfg, Launch(None, 1, {}), folder, "toolkit certify")
+    Certificates.of(found, request, 37, 1.0).save(folder)
     assert state_of(made.cfg).startswith("resume ok (")
     assert state_of(replace(made.cfg, seed=1)) == state_of(made.cfg)
     other = replace(made.cfg, train=replace(made.cfg.train, learning_rate=0.1))

@@ -1,20 +1,24 @@
 """Certificates: verify the toolkit's guarantees on your model and data.
 
 `toolkit.lab.certify.trainings` trains on a few rows. Each promise lists the trainings it needs and checks their
-results, in `promises` and `strategy`. `toolkit.commands.runs` runs both.
+results, in `promises` and `strategy`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.lab.certify.certificate import Certificate
-
 if TYPE_CHECKING:
+    from toolkit.lab.certify.certificate import Certificate, Certificates
     from toolkit.lab.certify.trainings import Experiment, Training
+    from toolkit.lab.tool import Request
 
 
 @dataclass(frozen=True)
@@ -41,3 +45,47 @@ def load_promises() -> dict[str, Promise]:
         "ranks": Promise(promises.ranks_trainings, promises.ranks_judge),
         "strategy": Promise(strategy.trainings, strategy.judge),
     }
+
+
+def certify(
+    request: Request, names: Sequence[str], rows: int, kill_at: int | None, strategies: Sequence[str], keep: bool
+) -> Certificates:
+    """Runs the trainings of certificates and judges them.
+
+    Args:
+        request: the run.
+        names: the certificates.
+        rows: number of training rows.
+        kill_at: the step at whose end a run is killed; None for a random one.
+        strategies: strategies to compare with one process; empty for those that the model allows on two.
+        keep: whether the runs stay in the output folder.
+
+    Raises:
+        ToolkitError: if the settings are invalid or a training cannot run.
+    """
+    from toolkit.lab.certify.certificate import Certificates
+    from toolkit.lab.certify.strategy import strategies_of
+    from toolkit.lab.certify.trainings import Experiment, refuse_wrong_trainings, run_trainings
+
+    experiment = Experiment(
+        recipe=request.job["recipe"],
+        config=request.job["config"],
+        overrides=request.overrides,
+        cfg=request.cfg,
+        rows=rows,
+        kill_at=kill_at,
+        kill_after=random.uniform(1.2, 1.9),  # in the second epoch, which has another row order
+        strategies=strategies or strategies_of(request.cfg),
+    )
+    chosen = [promise for name, promise in load_promises().items() if name in names]
+    trainings = [training for promise in chosen for training in promise.trainings(experiment)]
+    refuse_wrong_trainings(trainings, experiment)
+    output, began = request.make_output(empty=False), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="certify-") as name:
+        runs = output / "runs" if keep else Path(name)
+        if keep:
+            shutil.rmtree(runs, ignore_errors=True)
+            runs.mkdir()
+        run_trainings(trainings, experiment, runs)
+        found = [promise.judge(runs, experiment) for promise in chosen]
+    return Certificates.of(found, request, rows, time.monotonic() - began)

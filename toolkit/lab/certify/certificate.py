@@ -1,19 +1,18 @@
-"""A certificate: the result of checking one promise, and its files."""
+"""Certificates: the results of checking promises, and their files."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from toolkit.base.files import write_json, write_text
+from toolkit.base.console import PLAIN_WIDTH
 from toolkit.base.version import __version__
-from toolkit.config.sections import Config
+from toolkit.document.blocks import Block, Code, Page, Section, Table, Text
+from toolkit.lab.tool import Report, Request
 from toolkit.report.runs import config_hash
-from toolkit.report.sections import CERTIFICATE
 from toolkit.system.environment import versions
 
 OK, FAILED, OPEN = "ok", "FAILED", "open"
@@ -41,7 +40,6 @@ class Certificate:
     figures: dict[str, Any] = field(default_factory=dict)
 
 
-WIDTH = 80
 NAME_COLUMN = 12
 
 
@@ -49,38 +47,64 @@ def lines(certificate: Certificate) -> list[str]:
     """Returns the lines of a certificate for a terminal."""
     head = f"{certificate.name:{NAME_COLUMN}}{certificate.verdict:8}"
     indent = " " * len(head)
-    wrapped = textwrap.wrap(head + certificate.promise, WIDTH, subsequent_indent=indent)
+    wrapped = textwrap.wrap(head + certificate.promise, PLAIN_WIDTH, subsequent_indent=indent)
     for sentence in [*certificate.found, *certificate.problems]:
-        wrapped += textwrap.wrap(sentence, WIDTH, initial_indent=f"{indent}- ", subsequent_indent=f"{indent}  ")
+        wrapped += textwrap.wrap(sentence, PLAIN_WIDTH, initial_indent=f"{indent}- ", subsequent_indent=f"{indent}  ")
     return wrapped
 
 
-def write(certificates: Sequence[Certificate], cfg: Config, facts: dict[str, Any], folder: Path) -> None:
-    """Writes `certificate.json` and `certificate.md`.
+@dataclass(frozen=True)
+class Certificates(Report):
+    """The certificates of a configuration."""
 
-    Args:
-        certificates: the certificates.
-        cfg: the user's configuration.
-        facts: recipe, configuration file, rows and seconds of the experiment.
-        folder: folder to write to.
-    """
-    document = {
-        "config_hash": config_hash(cfg),
-        "written": datetime.now(UTC).isoformat("T", "seconds"),
-        "passed": all(certificate.verdict != FAILED for certificate in certificates),
-        **facts,
-        "versions": versions(),
-        "certificates": [vars(certificate) for certificate in certificates],
-    }
-    write_json(folder / CERTIFICATE, document)
-    blocks = [
-        f"# Certificate of {facts['config']}",
-        f"Written {document['written']} by finetune-toolkit {__version__}, for the configuration "
-        f"`{document['config_hash']}`, on {facts['rows']} training rows, on the CPU, in float32.",
-        "| certificate | verdict | promise |\n|---|---|---|\n"
-        + "\n".join(f"| {c.name} | {c.verdict} | {c.promise} |" for c in certificates),
-    ]
-    for certificate in certificates:
-        sentences = [*certificate.found, *certificate.problems]
-        blocks.append(f"## {certificate.name}: {certificate.verdict}\n\n" + "\n".join(f"- {s}" for s in sentences))
-    write_text(folder / "certificate.md", "\n\n".join(blocks) + "\n")
+    FILE: ClassVar[str] = "certificate"
+
+    config_hash: str  # digest of the settings
+    written: str  # when they were written
+    passed: bool  # whether no promise is broken
+    recipe: str
+    config: str
+    overrides: Sequence[str]  # the user's overrides
+    rows: int  # number of training rows
+    seconds: float  # time of all trainings
+    versions: Mapping[str, Any]
+    certificates: Sequence[Certificate]
+    command: str  # the command line, which is not in the JSON
+
+    @staticmethod
+    def of(found: Sequence[Certificate], request: Request, rows: int, seconds: float) -> Certificates:
+        """Returns the certificates of a request."""
+        return Certificates(
+            config_hash=config_hash(request.cfg),
+            written=datetime.now(UTC).isoformat("T", "seconds"),
+            passed=all(certificate.verdict != FAILED for certificate in found),
+            recipe=str(request.recipe),
+            config=str(request.config),
+            overrides=request.overrides,
+            rows=rows,
+            seconds=round(seconds, 1),
+            versions=versions(),
+            certificates=found,
+            command=request.command,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the content of the JSON file."""
+        return {name: value for name, value in super().as_json().items() if name != "command"}
+
+    def page(self) -> Page:
+        """Returns the page: the verdicts, then what each certificate found."""
+        lead = (
+            f"Written {self.written} by finetune-toolkit {__version__}, for the configuration {self.config_hash}, on "
+            f"{self.rows} training rows, on the CPU, in float32."
+        )
+        rows = [[each.name, each.verdict, each.promise] for each in self.certificates]
+        return Page(f"Certificate of {self.config}", lead, [
+            Section("Certificates", [Table(["certificate", "verdict", "promise"], rows, stacked=True)]),
+            *(Section(f"{each.name}: {each.verdict}", [Text(said) for said in (*each.found, *each.problems)])
+              for each in self.certificates),
+        ])  # fmt: skip
+
+    def on_terminal(self) -> list[Block]:
+        """Returns the certificates, one below the other."""
+        return [Code("\n".join(line for each in self.certificates for line in lines(each)))]

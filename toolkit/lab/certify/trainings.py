@@ -17,6 +17,7 @@ from toolkit.config.keys import written
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.config.train import ParallelConfig
 from toolkit.lab.jobs.jobs import Trial, inherited_environment, run_trials
+from toolkit.lab.jobs.training import QUIET
 from toolkit.recipe import load_settings, load_task_type
 
 WINDOW = 8
@@ -104,6 +105,7 @@ class Experiment:
         """Returns the overrides that reduce the user's run to two epochs on `rows` rows, without side effects."""
         train, data = self.cfg.train, self.cfg.data
         settings: dict[str, Any] = {
+            **QUIET,
             **{f"parallel.{field.name}": field.default for field in fields(ParallelConfig)},
             "data.max_train_samples": self.rows,
             "train.num_train_epochs": 2,
@@ -115,15 +117,8 @@ class Experiment:
             "eval.eval_steps": 2 if train.lr_scheduler_type == "reduce_lr_on_plateau" else None,
             "checkpoint.save_steps": 2,
             "checkpoint.save_total_limit": None,
-            "checkpoint.resume": "none",
             "checkpoint.load_best_model_at_end": False,
             "tracking.logging_steps": 1,
-            "tracking.report_to": [],
-            "tracking.run_name": None,
-            "tracking.histogram_steps": None,
-            "tracking.project": "finetune-toolkit",
-            "checkpoint.push_to_hub": False,
-            **dict.fromkeys(f"checkpoint.hub_{name}" for name in ("model_id", "private_repo", "revision")),
             "trainer.callbacks": [],  # they may do anything
             "trainer.args": {},
         }
