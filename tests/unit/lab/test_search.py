@@ -76,7 +76,7 @@ def opened_and_run(search: Search) -> Book:
     return book
 
 
-def states(found: dict) -> dict[str, int]:
+def states(found: SearchReport) -> dict[str, int]:
     return dict(Counter(row["state"] for row in found.trials))
 
 
@@ -108,12 +108,12 @@ def test_a_search_that_goes_on_does_only_the_rest_and_says_the_same(make):
     asked = search(RATE, trials=6)
     again = run(asked)
     assert log.read_text().splitlines() == first  # nothing is left to do, also not the score of the winner
-    assert again["trials"] == whole["trials"]
+    assert again.trials == whole.trials
     longer = run(replace(asked, trials=8))
     added = log.read_text().splitlines()[len(first) :]
     assert len([line for line in added if line.startswith("search ")]) == 2
-    assert longer["trials"][:6] == whole["trials"]
-    assert longer["best"]["value"] >= whole["best"]["value"]
+    assert longer.trials[:6] == whole.trials
+    assert longer.best["value"] >= whole.best["value"]
 
 
 @pytest.mark.parametrize("method", ["random", "tpe", "gp", "cmaes"])
@@ -123,11 +123,11 @@ def test_points_do_not_depend_on_interruptions(make, tmp_path, method):
     asked = search(RATE, decay, method=method)
     for most in (2, 4, 13):
         interrupted = run(replace(asked, trials=most))
-    whole = run(replace(asked, trials=13, folder=tmp_path / "whole"))
-    assert [row["params"] for row in interrupted["trials"]] == [row["params"] for row in whole["trials"]]
-    assert len({row["params"]["train.learning_rate"] for row in whole["trials"]}) == 13
-    assert whole["trials"][0]["params"]["train.learning_rate"] == 1e-3  # the configured settings come first
-    parts = whole["importance"]["values"]
+    whole = run(replace(asked, trials=13, request=replace(asked.request, output=tmp_path / "whole")))
+    assert [row["params"] for row in interrupted.trials] == [row["params"] for row in whole.trials]
+    assert len({row["params"]["train.learning_rate"] for row in whole.trials}) == 13
+    assert whole.trials[0]["params"]["train.learning_rate"] == 1e-3  # the configured settings come first
+    parts = whole.importance["values"]
     assert sum(parts.values()) == pytest.approx(1)
     if method == "random":
         assert parts["train.learning_rate"] > 0.5  # the stand-in knows no weight decay
