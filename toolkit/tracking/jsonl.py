@@ -32,16 +32,8 @@ def bring_metrics(former: Path, path: Path) -> None:
 def truncate_metrics(path: Path, step: int, mark: Mapping[str, Any] | None = None) -> None:
     """Truncates `metrics.jsonl` to the lines up to a step; a missing file is ignored.
 
-    An incomplete last line of a run that was killed is removed, too. If anything else is damaged, the former content is
-    kept in `metrics.jsonl.damaged`, with a warning.
-
-    Args:
-        path: the file.
-        step: of the checkpoint.
-        mark: `mark_of` the file when the checkpoint was written; those of older versions have none.
-
-    Raises:
-        RunError: if the file cannot be rewritten.
+    The incomplete last line of a killed run is removed. If anything else is damaged or `mark` (`mark_of` the file at
+    the checkpoint) does not fit, the former content is kept in `metrics.jsonl.damaged`, with a warning.
     """
     try:
         if not path.exists():
@@ -91,7 +83,7 @@ def has_changed(path: Path, mark: Mapping[str, Any] | None) -> bool:
 
 
 def _step(line: bytes) -> float | None:
-    """Returns the step of a metrics line, None for any other line."""
+    """Returns the step of a line of metrics; None for any other line."""
     try:
         step = parse_json(line)["step"]
     except (ValueError, KeyError, TypeError):

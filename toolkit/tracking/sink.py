@@ -19,16 +19,7 @@ Plain = int | float | str | bool
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run, as trackers need it.
-
-    Args:
-        project: name of the project.
-        name: name of the run.
-        folder: folder for trackers, `tracking/` in the run's folder.
-        settings: settings of the run by dotted key.
-        start_step: step that training resumes from, 0 for a new run.
-        ids: the run's existing ids by tracker; empty for a new run.
-    """
+    """A run as trackers need it: `ids` are those of an earlier session, `start_step` is 0 for a new run."""
 
     project: str
     name: str

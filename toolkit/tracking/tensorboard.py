@@ -40,7 +40,7 @@ class TensorBoard:
         return self._tracker.writer
 
     def _hparams(self, metrics: Mapping[str, Any], start: bool) -> None:
-        """Writes the settings, or that the run is finished with these metrics."""
+        """Writes the settings or, at the end, that the run is finished with these metrics."""
         from torch.utils.tensorboard.summary import hparams
 
         experiment, started, ended = hparams(dict(self._settings), dict(metrics))

@@ -44,7 +44,7 @@ TRACKERS = {
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Returns variables that keep trackers quiet and out of the home directory, unless the user sets them."""
+    """Returns variables that keep trackers quiet and out of the home directory."""
     own = folder.absolute()
     return {
         **{f"WANDB_{name.upper()}_DIR": str(own / "wandb" / name) for name in ("cache", "config", "data")},
@@ -95,7 +95,7 @@ class RunTrackers:
             write_json(folder / IDS, {**self._continued, **ids})
 
     def log(self, line: Mapping[str, Any]) -> None:
-        """Logs the finite numbers of a line to all trackers, by their `tag`; those of `NO_CURVES` are left out."""
+        """Logs the finite numbers of a line to all trackers, by their `tag`, except `NO_CURVES`."""
         values = {tag(key): value for key, value in finite_numbers(line) if key not in NO_CURVES}
         is_sent = kind_of_line(line) in self._sent
         for name, sink in list(self._active.items()):
@@ -107,7 +107,7 @@ class RunTrackers:
         self._all("histograms", found, step)
 
     def show(self, exhibits: Exhibits) -> None:
-        """Shows what a finished run has to show."""
+        """Shows the report's pictures, tables and page."""
         self._all("show", exhibits)
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class Tracker:
         self._file = self._path.open("a", encoding="utf-8")
 
     def _wait_for_trackers(self) -> None:
-        """Makes the other processes wait for those of the main one here: a collective would not wait for long."""
+        """Makes other processes wait here for the main one's trackers: a collective would time out."""
         if self._cfg.tracking.report_to:
             wait_for_main(self._accelerator)
 
@@ -246,11 +246,7 @@ class Tracker:
 
     @in_phase("log")
     def log(self, line: Mapping[str, Any]) -> None:
-        """Writes one line, unless there is already one with the same step and names. Every process calls it.
-
-        Args:
-            line: values by name, `step` among them.
-        """
+        """Writes one line, unless there is already one with the same `step` and names. Every process calls it."""
         if kind_of_line(line) not in self._written:  # which only the main process knows of a resumed run
             self._write(line)
         self._wait_for_trackers()
