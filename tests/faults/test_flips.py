@@ -14,7 +14,7 @@ from faults import Faults, differences
 from forked import ForkServer, Hook
 
 from toolkit.checkpoint.manifest import verify
-from toolkit.commands.checkpoint import damages
+from toolkit.deploy.verify import damages
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
 

@@ -23,10 +23,10 @@ from toolkit.api.batch import BadRow
 from toolkit.checkpoint.manifest import verify
 from toolkit.checkpoint.state import SavedState
 from toolkit.checks.rules import RULES
-from toolkit.commands.checkpoint import damages
 from toolkit.config import read_config
 from toolkit.data.sources import folder_of, is_files, read_rows
 from toolkit.data.table import check_raw
+from toolkit.deploy.verify import damages
 from toolkit.recipe import load_task_type
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]

@@ -21,7 +21,7 @@ from forked import ForkServer
 
 from toolkit.checkpoint.manifest import verify
 from toolkit.checkpoint.store import latest, steps
-from toolkit.commands.checkpoint import damages
+from toolkit.deploy.verify import damages
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.console import quiet_libraries, say
+from toolkit.base.errors import InputError
 from toolkit.base.files import expanded
 from toolkit.base.outputs import output_folder
 from toolkit.commands import options
@@ -41,24 +42,23 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def run_checkpoint(arguments: argparse.Namespace) -> None:
-    """Does what was asked.
-
-    Raises:
-        InputError: if an option belongs to another operation, or the checkpoint cannot be used.
-        RunError: if a checkpoint is damaged, or the result cannot be written.
-    """
-    from toolkit.base.errors import InputError
-
+    """Shows, verifies or converts a checkpoint."""
     for name, operation in ONLY_FOR.items():
         if getattr(arguments, name) and operation != arguments.operation:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option}: only `toolkit checkpoint {operation}` has this option; remove it")
+    from toolkit.deploy.verify import show_checkpoint, verify_checkpoints
+
     path = expanded(arguments.checkpoint)
-    {"show": _show, "verify": _verify, "convert": _convert}[arguments.operation](path, arguments)
+    if arguments.operation == "show":
+        show_checkpoint(_newest(path), arguments.tensors)
+    elif arguments.operation == "verify":
+        verify_checkpoints(path)
+    else:
+        _convert(path, arguments)
 
 
 def _newest(path: Path) -> Checkpoint:
-    from toolkit.base.console import say
     from toolkit.checkpoint.resume import newest
 
     checkpoint, messages = newest(path)
@@ -67,60 +67,7 @@ def _newest(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _show(path: Path, arguments: argparse.Namespace) -> None:
-    from toolkit.base.console import format_bytes, print_lines, print_table
-    from toolkit.checkpoint.manifest import files_of, read_manifest, tensor_names
-    from toolkit.checkpoint.state import SavedState, described
-    from toolkit.checkpoint.tensors import verified_tensors
-
-    checkpoint = _newest(path)
-    manifest = read_manifest(checkpoint.path)
-    rows = {
-        "step": checkpoint.step,
-        "format": manifest.format,
-        "saved by": described(SavedState.from_json(checkpoint.state).identity),
-        "size": format_bytes(sum(entry.size for entry in manifest.files.values())),
-    }
-    tensors = {}
-    for name in tensor_names(manifest.files):
-        with verified_tensors(checkpoint, name) as saved:
-            tensors[name] = saved.entries
-        files = files_of(manifest.files, name)
-        size = format_bytes(sum(manifest.files[file].size for file in files))
-        count = "1 file" if len(files) == 1 else f"{len(files)} files"
-        values = sum(entry.numel() for entry in saved.entries.values())
-        rows[name] = f"{len(saved)} tensors, {values:,} values, {size} in {count}"
-    print_table(str(checkpoint.path), rows)
-    for name, entries in tensors.items() if arguments.tensors else ():
-        types = {key: str(entry.dtype).removeprefix("torch.") for key, entry in entries.items()}
-        print_lines(name, [f"{key}  {types[key]} {[*entries[key].shape]}" for key in sorted(entries)])
-
-
-def _verify(path: Path, arguments: argparse.Namespace) -> None:
-    from toolkit.base.console import say
-    from toolkit.base.errors import CheckpointError, RunError
-    from toolkit.base.run_folder import RunFolder
-    from toolkit.checkpoint.manifest import verify
-    from toolkit.checkpoint.store import steps
-
-    run = RunFolder(path)
-    folders = [folder for _, folder in steps(run.checkpoints if run.checkpoints.is_dir() else path)]
-    if not path.is_dir():
-        raise CheckpointError(f"{path.absolute()}: there is no such folder; give a run or one of its checkpoints")
-    if not folders and (run.checkpoints.is_dir() or run.facts.exists()):
-        raise CheckpointError(f"{path}: this run has no checkpoints; `toolkit verify {path}` checks its other files")
-    damaged = []
-    for folder in folders or [path]:
-        problems = verify(folder)
-        say(f"{folder}: {'; '.join(problems) or 'every byte is intact'}")
-        damaged += [folder.name] if problems else []
-    if damaged:
-        raise RunError(f"damaged: {', '.join(damaged)}. checkpoint.resume=auto uses the newest intact checkpoint")
-
-
 def _convert(path: Path, arguments: argparse.Namespace) -> None:
-    from toolkit.base.console import quiet_libraries, say
-    from toolkit.base.errors import InputError
     from toolkit.deploy.convert import convert_format, convert_to_model
 
     if not arguments.output_dir:
@@ -142,66 +89,10 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify(arguments: argparse.Namespace) -> None:
-    """Verifies results, checkpoints and the files that a resume reads.
+    """Verifies results, checkpoints and the files that a resume reads."""
+    from toolkit.deploy.verify import verify_run
 
-    Raises:
-        InputError: if the folder holds nothing of a run.
-        RunError: if a file is damaged; names all of them.
-    """
-    from toolkit.base.console import say
-    from toolkit.base.errors import InputError, RunError
-    from toolkit.base.files import kind_of
-    from toolkit.base.run_folder import RunFolder
-
-    folder = expanded(arguments.run)
-    files = RunFolder(folder)
-    if not any(map(kind_of, (files.facts, files.config, files.checkpoints, files.model))):
-        raise InputError(f"{folder}: not a run, missing run.json (tried {folder.absolute()})")
-    problems = list(dict.fromkeys(damages(folder)))
-    if problems:
-        raise RunError("\n".join([f"{folder} is damaged:", *(f"  - {problem}" for problem in problems)]))
-    say(f"{folder}: every file is as it was written")
-
-
-def damages(folder: Path) -> Iterator[str]:
-    """Yields one phrase for each damaged file of a run."""
-    from toolkit.base.errors import CheckpointError, InputError
-    from toolkit.base.run_folder import RunFolder
-    from toolkit.checkpoint.manifest import reason, verify
-    from toolkit.checkpoint.state import SavedState
-    from toolkit.checkpoint.store import open_checkpoint, steps
-    from toolkit.report.facts import damaged
-    from toolkit.report.runs import read_record
-    from toolkit.tracking.jsonl import has_changed, wrong_lines
-
-    files, sealed = RunFolder(folder), False
-    try:
-        record = read_record(folder)
-    except InputError as error:
-        yield str(error)
-    else:
-        yield from damaged(folder, record.facts)
-        sealed = files.metrics.name in record.facts.get("files", {})
-        if record.finished and "files" not in record.facts:
-            yield "run.json has no checksums: the run is of an older version, and its model was not verified"
-    mark = None
-    if files.checkpoints.is_dir():
-        whole = None
-        for _, checkpoint in steps(files.checkpoints):
-            problems = verify(checkpoint)
-            whole = whole if problems else checkpoint
-            yield from (f"{checkpoint.relative_to(folder)}: {problem}" for problem in problems)
-        try:
-            mark = None if whole is None else SavedState.from_json(open_checkpoint(whole).state).metrics
-        except CheckpointError as error:
-            yield str(error)
-    try:
-        if files.metrics.exists():
-            yield from (f"{files.metrics.name}: line {n} cannot be read" for n in wrong_lines(files.metrics, sealed))
-        if has_changed(files.metrics, mark):
-            yield f"{files.metrics.name} is not as it was when the newest checkpoint was written"
-    except OSError as error:
-        yield f"{files.metrics.name}: {reason(error)}"
+    verify_run(expanded(arguments.run))
 
 
 COMMANDS = {

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from toolkit.base.console import quiet_libraries
+from toolkit.base.errors import InputError
 from toolkit.base.files import expanded
 from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import options
 from toolkit.commands.options import Command
+from toolkit.system.launcher import refuse_launcher
 
 EXPORT_MOST = 256
 """Most rows to compare on."""
@@ -29,28 +32,23 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(arguments: argparse.Namespace) -> None:
-    """Writes a zip with a script for transformers, or a folder with the model in another format.
-
-    Raises:
-        InputError: if the run cannot be exported, or the output cannot be written.
-        RunError: if the output cannot be written, or its model differs from the run's.
-    """
-    from toolkit.system.launcher import refuse_launcher
-
+    """Writes a zip with a script for transformers, or a folder with the model in another format."""
     refuse_launcher("export")
     folder = expanded(arguments.run)
-    if arguments.format == "zip":
-        _write_zip(arguments, folder, _zip_file(arguments, folder))
-    else:
+    if arguments.format != "zip":
         default = f"{folder.absolute()}-{arguments.format}"
         output = output_folder(arguments.output or default, "--output", make=False)
-        write_folder(arguments, arguments.format, output, arguments.parity_rows or EXPORT_MOST)
+        _write_folder(arguments, arguments.format, output, arguments.parity_rows or EXPORT_MOST)
+        return
+    output = _zip_file(arguments, folder)
+    from toolkit.deploy.export.archive import export_zip
+
+    quiet_libraries()
+    export_zip(folder, arguments.recipe, output, arguments.trust_remote_code)
 
 
 def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
     """Returns the zip to write."""
-    from toolkit.base.errors import InputError
-
     for option in ("--data", "--parity-rows"):
         if getattr(arguments, option[2:].replace("-", "_")) is not None:
             raise InputError(f"{option}: a zip has the run's own model, which is not compared; remove it")
@@ -60,41 +58,13 @@ def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
     return output
 
 
-def _write_zip(arguments: argparse.Namespace, folder: Path, output: Path) -> None:
-    from toolkit.base.console import format_bytes, quiet_libraries, say
-    from toolkit.deploy.export.archive import export_zip
-
-    quiet_libraries()
-    export_zip(folder, arguments.recipe, output, arguments.trust_remote_code)
-    say(f"{output} ({format_bytes(output.stat().st_size)}) has the model, its card, the report and predict.py,")
-    say("which needs torch and transformers, but not the toolkit; README.txt tells how to use it")
-
-
-def write_folder(arguments: argparse.Namespace, name: str, output: Path, most: int) -> None:
-    """Writes a folder with the model in a format, and says how close it is to the run.
-
-    Args:
-        arguments: the run, `data`, `recipe` and `trust_remote_code`.
-        name: the format.
-        output: the folder, which does not exist or is empty.
-        most: most rows to compare on.
-
-    Raises:
-        InputError: if the run cannot be exported.
-        RunError: if the output cannot be written, or its model differs from the run's.
-    """
-    from toolkit.base.console import quiet_libraries, say
+def _write_folder(arguments: argparse.Namespace, name: str, output: Path, most: int) -> None:
+    """Writes a folder with the model in a format, and says how close it is to the run on `most` rows."""
     from toolkit.deploy.export.folder import Request, export_folder
-    from toolkit.document.blocks import Table
-    from toolkit.document.render import print_table
 
     quiet_libraries()
     folder, remote = expanded(arguments.run), arguments.trust_remote_code
-    parity = export_folder(Request(folder, name, output, most, arguments.recipe, arguments.data, remote))
-    print_table(Table(["", "run", name], parity.lines()))
-    allowed = "" if parity.allowed is None else f" (at most {parity.allowed:.1e} is allowed)"
-    say(f"largest difference of an output on {parity.rows} rows: {parity.difference:.1e}{allowed}")
-    say(f"{output} has the model in this format; README.md is its card, parity.json these figures")
+    export_folder(Request(folder, name, output, most, arguments.recipe, arguments.data, remote))
 
 
 SERVE_PORT = 8000
@@ -120,13 +90,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def run_serve(arguments: argparse.Namespace) -> None:
-    """Serves the run until SIGTERM or Ctrl-C.
-
-    Raises:
-        ConfigError: if an override does not concern the columns of rows.
-        InputError: if the limits contradict each other, the run cannot be opened, or the address cannot be used.
-    """
-    from toolkit.base.errors import InputError
+    """Serves the run until SIGTERM or Ctrl-C."""
     from toolkit.deploy.serving.requests import Limits
     from toolkit.deploy.serving.server import serve_run
 
@@ -149,35 +113,11 @@ def add_push(parser: argparse.ArgumentParser) -> None:
 
 
 def run_push(arguments: argparse.Namespace) -> None:
-    """Says what is uploaded and where to, and uploads `model/` with its card.
-
-    Raises:
-        InputError: if the run cannot be pushed.
-        RunError: if the upload fails.
-    """
-    from toolkit.base.console import counted, format_bytes, say, warn
-    from toolkit.base.errors import RunError
-    from toolkit.deploy.push import planned
-    from toolkit.system.launcher import refuse_launcher
+    """Shows the files to upload and the repository, and uploads `model/` with its card."""
+    from toolkit.deploy.push import push_run
 
     refuse_launcher("push")
-    push = planned(expanded(arguments.run), arguments.repo, arguments.private)
-    upload = push.upload
-    kind = {True: "private", False: "public", None: "of your default visibility"}[upload.private]
-    branch = f", branch {upload.revision}" if upload.revision else ""
-    total = format_bytes(sum(push.files.values()))
-    say(f"{counted(len(push.files), 'file')} ({total}) go to {upload.repository}{branch}; if it is new, it is {kind}:")
-    for name, size in push.files.items():
-        say(f"  {name} ({format_bytes(size)})")
-    for note in push.notes:
-        warn(note)
-    try:
-        address = upload.send()
-    except Exception as error:  # network, permission and naming errors of several libraries alike
-        raise RunError(
-            f"cannot push to {upload.repository!r}: {type(error).__name__}: {error}\n  Nothing of the run has changed."
-        ) from error
-    say(f"pushed to {address}")
+    push_run(expanded(arguments.run), arguments.repo, arguments.private)
 
 
 MERGE_MOST = 32
@@ -195,20 +135,14 @@ def add_merge(parser: argparse.ArgumentParser) -> None:
 
 
 def run_merge(arguments: argparse.Namespace) -> None:
-    """Exports a run as `merged`, below the run unless a folder is named.
-
-    Raises:
-        InputError: if the run cannot be merged, or the folder cannot be written.
-        RunError: if the outputs of the merged model differ.
-    """
+    """Exports a run as `merged`, below the run unless a folder is named."""
     from toolkit.deploy.trained import read_settings
-    from toolkit.system.launcher import refuse_launcher
 
     refuse_launcher("merge")
     folder = expanded(arguments.run)
     read_settings(folder, arguments.recipe)  # a wrong run is said before the folder that would be in it
     output = output_folder(arguments.output_dir or RunFolder(folder).merged, make=False)
-    write_folder(arguments, "merged", output, arguments.parity_rows or MERGE_MOST)
+    _write_folder(arguments, "merged", output, arguments.parity_rows or MERGE_MOST)
 
 
 DEMO_PORT = 7860
@@ -221,12 +155,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def run_demo(arguments: argparse.Namespace) -> None:
-    """Serves a page on which the run can be tried, until SIGTERM or Ctrl-C.
-
-    Raises:
-        ConfigError: if an override does not concern the columns of rows.
-        InputError: if the run cannot be opened, or the address cannot be used.
-    """
+    """Serves a page on which the run can be tried, until SIGTERM or Ctrl-C."""
     from toolkit.deploy.demo import serve_demo
     from toolkit.deploy.serving.requests import Limits
 

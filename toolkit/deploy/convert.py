@@ -24,7 +24,7 @@ from toolkit.checkpoint.writing import copy_tensors
 from toolkit.config.paths import source_of_finished
 from toolkit.config.sections import Config
 from toolkit.deploy.trained import read_settings
-from toolkit.models.adapters import add_adapters
+from toolkit.models.adapters import add_adapters, merged
 from toolkit.models.load import build_model, load_model_config
 from toolkit.models.parts import freeze
 from toolkit.models.save import write_model
@@ -126,11 +126,7 @@ def convert_format(checkpoint: Checkpoint, output: Path, form: str) -> Path:
 
 
 def refuse_unmergeable(cfg: Config) -> None:
-    """Refuses a run whose adapters are not part of weights.
-
-    Raises:
-        InputError: with the reason.
-    """
+    """Raises an InputError with the reason if a run's adapters are not part of its weights."""
     reasons = {
         "none": "it trained the full model, which is in its folder model/",
         "prompt_tuning": "virtual tokens are inputs, not weights; load its folder model/ with peft",
@@ -141,19 +137,19 @@ def refuse_unmergeable(cfg: Config) -> None:
         raise InputError(f"this run (model.peft.method={cfg.model.peft.method}) has nothing to merge: {why}.")
 
 
-def write_merged(run: TrainedRun, folder: Path) -> None:
-    """Merges the adapters of a run in place, and writes the model and its processor."""
-    from toolkit.models.adapters import merged
-
-    merged(run.accelerator.unwrap_model(run.model)).save_pretrained(folder)
+def write_merged(run: TrainedRun, folder: Path) -> PreTrainedModel:
+    """Merges the adapters of a run in place, writes the model and its processor, and returns the model."""
+    model = merged(run.bare_model)
+    model.save_pretrained(folder)
     run.processor.save_pretrained(folder)
+    return model
 
 
 def reloaded(run: TrainedRun, folder: Path) -> PreTrainedModel:
-    """Loads a model of a run with transformers alone, as users will, in float32."""
+    """Loads a model of a run in float32 with transformers alone, as users will."""
     import transformers
 
-    auto_class = getattr(transformers, run.task.auto_model(run.accelerator.unwrap_model(run.model).config))
+    auto_class = getattr(transformers, run.task.auto_model(run.bare_model.config))
     remote = run.cfg.model.trust_remote_code
     model = auto_class.from_pretrained(folder, trust_remote_code=remote, dtype=torch.float32)
     return model.to(run.accelerator.device).eval()

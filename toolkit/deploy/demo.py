@@ -34,15 +34,7 @@ MOST = 6
 
 
 def validation_examples(run: TrainedRun, folder: Path) -> list[dict[str, Any]]:
-    """Returns rows of the run's validation set, evenly spaced, by the task's names of the columns.
-
-    Args:
-        run: the finished run.
-        folder: where the files of the rows are copied to.
-
-    Returns:
-        Values for the fields of the page; none, with a note, if the run's data cannot be read any more.
-    """
+    """Returns evenly spaced validation rows as values of fields, if they can be read, with copies of their files."""
     # Of its own: reading the rows learns labels, and the run's task has them already.
     task = type(run.task)(run.cfg)
     cfg = replace(run.cfg, data=replace(run.cfg.data, bad_rows="skip", max_bad_rows=1.0))
@@ -74,7 +66,7 @@ def _copied(file: Mapping[str, Any], folder: Path) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Returns a value as it is written into a field: tokens separated by blanks, a conversation as JSON."""
+    """Returns a value as text for a field: tokens separated by blanks, a conversation as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, Sequence) and all(isinstance(part, str) for part in value):
@@ -83,12 +75,7 @@ def as_text(value: Any) -> str:
 
 
 def from_text(text: str, messages: bool) -> Any:
-    """Returns the value of a field for a row.
-
-    Args:
-        text: what was written.
-        messages: whether the column holds a conversation; text that is not JSON is a message of the user.
-    """
+    """Returns the value of a field for a row; in a conversation, text that is not JSON is a message of the user."""
     if not messages:
         return text
     try:
@@ -107,18 +94,10 @@ Answer = Callable[[list[dict[str, Any]]], Awaitable[list[dict[str, Any]]]]
 
 
 def build_page(title: str, columns: Columns, examples: Sequence[Mapping[str, Any]], predict: Answer) -> gradio.Blocks:
-    """Returns the page.
-
-    Args:
-        title: its title.
-        columns: the columns of a row.
-        examples: values of the fields, by the task's names.
-        predict: answers rows.
-    """
+    """Returns the page: fields for a row's columns with examples, and beside them the answer of `predict`."""
     import gradio as gr
 
-    names = {columns.names.get(name, name): name for name in columns.task.columns}
-    fields = {name: _field(gr, name, names[name], columns.given[name]) for name in columns.example}
+    fields = {name: _field(gr, name, columns.own[name], columns.given[name]) for name in columns.example}
     answers = columns.task.answer_columns
 
     async def answered(*values: Any) -> Any:
@@ -140,44 +119,40 @@ def build_page(title: str, columns: Columns, examples: Sequence[Mapping[str, Any
             with gr.Column():
                 outputs = _outputs(gr, answers)
         if examples:
-            rows = [[example.get(names[name]) for name in fields] for example in examples]
+            rows = [[example.get(columns.own[name]) for name in fields] for example in examples]
             gr.Examples(rows, list(fields.values()), label="Rows of the validation set", cache_examples=False)
         button.click(answered, list(fields.values()), outputs, api_name="predict")
     return page
 
 
+FILES: dict[str, tuple[str, dict[str, Any]]] = {
+    "image": ("Image", {"image_mode": None, "sources": ["upload", "clipboard"]}),
+    "audio": ("Audio", {"sources": ["upload", "microphone"]}),
+}
+"""Components of gradio for columns that hold files, and their settings; for others, any file can be uploaded."""
+
+
 def _field(gr: Any, shown_name: str, name: str, column: Column) -> Any:
-    label = f"{shown_name}: {column.help}"
-    if not column.file:
-        return gr.Textbox(label=label, lines=4, render=False)
-    if name == "image":
-        return gr.Image(label=label, type="filepath", image_mode=None, sources=["upload", "clipboard"], render=False)
-    if name == "audio":
-        return gr.Audio(label=label, type="filepath", sources=["upload", "microphone"], render=False)
-    return gr.File(label=label, type="filepath", render=False)
+    kind, settings = FILES.get(name, ("File", {})) if column.file else ("Textbox", {"lines": 4})
+    if column.file:
+        settings = {"type": "filepath", **settings}
+    return getattr(gr, kind)(label=f"{shown_name}: {column.help}", render=False, **settings)
 
 
 def row_of(columns: Columns, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the row of what was written into the fields; a field that is empty is left out.
-
-    Args:
-        columns: the columns of a row.
-        values: values by column: texts, and paths of files that the page has received.
-    """
-    schema = columns.task.schema()
-    ours = {columns.names.get(name, name): name for name in columns.task.columns}
-    row: dict[str, Any] = {}
+    """Returns the row for the values of the fields, of which files are paths; empty fields are omitted."""
+    schema, row = columns.task.schema(), dict[str, Any]()
     for name, value in values.items():
         if value is None or value == "":
             continue
         if name in columns.files:
             row[name] = (Path(value).name, Path(value).read_bytes())
         else:
-            row[name] = from_text(value, is_conversation(schema.get(ours[name])))
+            row[name] = from_text(value, _is_conversation(schema.get(columns.own[name])))
     return row
 
 
-def is_conversation(feature: Any) -> bool:
+def _is_conversation(feature: Any) -> bool:
     """Whether a column of this type holds a list of messages."""
     inner = getattr(feature, "feature", None)
     return isinstance(inner, Mapping) and {"role", "content"} <= inner.keys()
@@ -195,12 +170,7 @@ def _outputs(gr: Any, answers: Sequence[str]) -> list[Any]:
 
 
 def shown(answer: Mapping[str, Any], answers: Sequence[str]) -> list[Any]:
-    """Returns the values of the parts of the page for an answer.
-
-    Args:
-        answer: the answer.
-        answers: names of its values.
-    """
+    """Returns the values of the page's parts for an answer with these columns."""
     parts: list[Any] = [_text(answer["prediction"])]
     if "scores" in answers:
         parts.append(answer["scores"])
@@ -227,15 +197,10 @@ UPLOAD = "/gradio_api/upload"
 
 
 class OwnFiles:
-    """Middleware that answers requests which refer to files elsewhere with 403.
+    """Middleware that answers requests with files from elsewhere, or bodies larger than `max_body`, with an error.
 
-    A page refers to a file that it has sent by its place on the server. gradio 6.31 opens any place, and loads any
-    address, unless it was started by its own `launch`.
-
-    Args:
-        app: the application.
-        folder: where files that were sent are kept.
-        max_body: size of a request that is not a file, in bytes.
+    A page refers to an uploaded file by its path on the server. gradio 6.31 opens any path, and loads any address,
+    unless it was started by its own `launch`.
     """
 
     def __init__(self, app: ASGIApp, folder: Path, max_body: int) -> None:
@@ -306,14 +271,7 @@ POLICY = (
 
 
 def build_demo(run: TrainedRun, name: str, limits: Limits, folder: Path) -> ASGIApp:
-    """Returns the web application of the page.
-
-    Args:
-        run: the finished run.
-        name: its name, for people.
-        limits: the limits of a request.
-        folder: an empty folder, for what is uploaded and for the files of the examples.
-    """
+    """Returns the web application of the page; uploads and the examples' files are kept in an empty folder."""
     os.environ |= {**ENVIRONMENT, "GRADIO_TEMP_DIR": str(folder / "received")}
     from gradio import mount_gradio_app, themes
 

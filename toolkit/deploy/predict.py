@@ -1,4 +1,4 @@
-"""Inputs and answers of `toolkit predict`: files, folders and texts, checked, and reread while answers are written."""
+"""`toolkit predict`: reads and checks files, folders and texts, and writes or shows their rows with the answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from toolkit.api.batch import EvalData, Record
 from toolkit.api.task import Task
-from toolkit.base.console import say
+from toolkit.base.console import counted, format_value, print_lines, say, shorten
 from toolkit.base.errors import DataError, InputError
 from toolkit.base.files import expanded
 from toolkit.config.fields import Column
@@ -24,29 +24,24 @@ from toolkit.data.readers.delimited import recognise
 from toolkit.data.readers.encodings import UTF_8
 from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import is_files, read_rows
-from toolkit.data.table import PEEKED_ROWS, Table, given_table, listing, load_table
-from toolkit.data.tokenise import tokenise
-from toolkit.data.writers import NESTED, OutputTable, check_excel, flat
+from toolkit.data.table import PEEKED_ROWS, Table, apply_policy, given_table, listing, load_table
+from toolkit.data.writers import NESTED, OutputTable, check_excel, flat, write_table
 from toolkit.deploy.trained import TrainedRun
+from toolkit.distributed.collectives import on_main
+from toolkit.report.scores import described
 from toolkit.system.rank_order import local_main_first
 
 
 @dataclass(frozen=True)
 class Input:
-    """Rows to predict.
-
-    Args:
-        name: the file or folder, for messages.
-        table: the checked rows.
-        read: returns the rows as they are in the file, in the same order.
-        style: the delimiter of answers written as CSV, and whether they begin with a byte order mark: as the file, and
-            if it is in another encoding or from Excel.
-    """
+    """Rows to predict."""
 
     name: str
     table: Table
     read: Callable[[], Iterator[RawRow]]
+    """Returns the rows as they are in the file, in the order of the table."""
     style: tuple[str, bool] = (",", False)
+    """For answers as CSV: the delimiter, and whether they begin with a byte order mark, as the file or for Excel."""
 
     def rows(self) -> Iterator[tuple[RawRow, str | None]]:
         """Yields every row as it is in the file, and why it cannot be predicted, or None."""
@@ -55,12 +50,12 @@ class Input:
 
 
 def file_inputs(run: TrainedRun, files: Sequence[str]) -> list[Input]:
-    """Reads and checks files and folders; the first process of each node reads, the others use its cache.
+    """Reads and checks files and folders.
 
     Raises:
         DataError: if one cannot be read, or lacks a column.
     """
-    with local_main_first(run.accelerator):
+    with local_main_first(run.accelerator):  # the others use its cache
         return [_file_input(run, file) for file in files]
 
 
@@ -84,11 +79,7 @@ def _style(file: str, reading: Reading) -> tuple[str, bool]:
 
 
 def columns_for(file: str, task: Task, columns: Mapping[str, str], reading: Reading) -> Mapping[str, str]:
-    """Returns `data.columns` for a file without labels, whose only column is the task's only input.
-
-    Raises:
-        DataError: if the file cannot be read.
-    """
+    """Returns `data.columns` for a file without labels, whose only column is the task's only input."""
     inputs = needed_columns(task)
     present = columns_of(islice(read_rows(file, reading, labelled=False), PEEKED_ROWS))
     if is_files(file) or len(present) != 1 or len(inputs) != 1 or len(present[0]) > LONG_NAME:
@@ -142,12 +133,8 @@ def _pairs(texts: Sequence[str], names: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def joined(run: TrainedRun, inputs: Sequence[Input]) -> EvalData:
-    """Returns the usable rows of all inputs, preprocessed.
-
-    Raises:
-        DataError: if there are none.
-    """
+def _joined(run: TrainedRun, inputs: Sequence[Input]) -> EvalData:
+    """Returns the usable rows of all inputs, preprocessed."""
     import datasets
 
     parts = [each.table.rows for each in inputs if len(each.table.rows)]
@@ -156,7 +143,7 @@ def joined(run: TrainedRun, inputs: Sequence[Input]) -> EvalData:
         raise DataError(f"none of the {len(bad)} rows can be used:\n{listing(bad)}")
     rows = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
     with local_main_first(run.accelerator):
-        return EvalData(rows, tokenise(rows, run.task, run.processor, labelled=False), run.processor)
+        return run.preprocessed(rows, labelled=False)
 
 
 CONSIDERED = {"scores": "score", "n_best": "n_best"}
@@ -190,17 +177,7 @@ class AnswerOptions:
 
 
 class Answers:
-    """The rows of all inputs with their answers.
-
-    Args:
-        task: the run's task.
-        inputs: the inputs.
-        output: the file to write, whose suffix decides which values are columns of their own.
-        options: what the answers contain.
-
-    Raises:
-        DataError: if an input cannot be read, or is too large for the output's format.
-    """
+    """The rows of all inputs with their answers, for an output whose suffix decides which values are columns."""
 
     def __init__(self, task: Task, inputs: Sequence[Input], output: Path, options: AnswerOptions) -> None:
         self._task, self._inputs, self._options = task, inputs, options
@@ -210,11 +187,7 @@ class Answers:
             check_excel(raw.values or {} for each in inputs for raw in each.read())
 
     def table(self, records: Iterable[Record]) -> OutputTable:
-        """Returns the table of all rows.
-
-        Args:
-            records: the records of the usable rows, in order; iterated over in every pass.
-        """
+        """Returns the table of all rows; the records of the usable ones, in order, are iterated over in every pass."""
         file = [FILE] if len(self._inputs) > 1 else []
         unsure = [] if self._options.threshold is None else [UNSURE]
         names = _free_names([*file, *self._added(next(iter(records))), *unsure, ERROR], self.given)
@@ -274,3 +247,56 @@ def _free_names(wanted: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
 
 def _changed(name: str) -> DataError:
     return DataError(f"{name} was changed while its rows were predicted; predict it again")
+
+
+SHOWN = 3
+"""Number of predictions, and of unusable rows, that are shown."""
+
+
+def answer(
+    run: TrainedRun, inputs: Sequence[Input], output: Path | None, options: AnswerOptions, skips_rows: bool
+) -> None:
+    """Writes the rows of the inputs with their answers, in order, and shows the first ones.
+
+    Args:
+        run: the finished run.
+        inputs: the inputs.
+        output: the file to write; None shows every row on the terminal.
+        options: what the answers contain.
+        skips_rows: whether unusable rows of an output have the column `error` instead of a prediction.
+
+    Raises:
+        DataError: if no row can be used, or any cannot and may not be skipped, or an input has changed.
+    """
+    if output is None or not skips_rows:
+        apply_policy({each.name: each.table for each in inputs}, "error")
+    data = _joined(run, inputs)
+    answers = Answers(run.task, inputs, output or Path("terminal.csv"), options)
+    predictions = run.predictions(data)
+    if output is None:
+        if run.accelerator.is_main_process:
+            _show(answers.table(run.task.decode(predictions, data)), answers.given)
+        return
+
+    def write() -> list[str]:
+        records = run.task.decode(predictions, data)
+        write_table(output, answers.table(records))
+        return [described(run.task.describe(record)) for record in islice(records, SHOWN)]
+
+    print_lines("The first predictions", on_main(run.accelerator, write))
+    bad = [(each.name, row) for each in inputs for row in each.table.bad]
+    total = len(data.rows) + len(bad)
+    if bad:
+        say(f"{len(bad)} of {total} rows have no prediction, see the column `error`:", blank_line_before=True)
+        say(listing(bad[:SHOWN]))
+    say(f"the predictions of {counted(total, 'row')} are in {output}", blank_line_before=True)
+
+
+def _show(table: OutputTable, given: Sequence[str]) -> None:
+    for row in table.rows():
+        say("")
+        for name in table.columns:
+            value = row[name]
+            text = format_value(value) if isinstance(value, float) else flat(value)
+            if text:
+                say(f"{name}: {shorten(text) if name in given else text}")

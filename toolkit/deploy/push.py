@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolkit.base.errors import InputError
+from toolkit.base.console import counted, format_bytes, say, warn
+from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.models.adapters import BASE, FILE
@@ -14,23 +14,8 @@ from toolkit.report.facts import refuse_damaged_model
 from toolkit.report.runs import read_record
 
 
-@dataclass(frozen=True)
-class Push:
-    """What is about to be pushed.
-
-    Args:
-        upload: where to, and the folder.
-        files: size of each file in bytes, by its path in the folder.
-        notes: what the user should know before, as sentences.
-    """
-
-    upload: Upload
-    files: dict[str, int]
-    notes: list[str] = field(default_factory=list)
-
-
-def planned(run_folder: Path, repository: str | None, private: bool) -> Push:
-    """Returns what is pushed for a finished run; nothing that its folder names is executed.
+def push_run(run_folder: Path, repository: str | None, private: bool) -> None:
+    """Shows the files of a finished run's model and pushes them; nothing that the folder names is executed.
 
     Args:
         run_folder: the run's `output_dir`.
@@ -39,7 +24,29 @@ def planned(run_folder: Path, repository: str | None, private: bool) -> Push:
 
     Raises:
         InputError: if the run is not finished or damaged, has no model card, or the Hub cannot be reached from here.
+        RunError: if the upload fails.
     """
+    upload = _upload(run_folder, repository, private)
+    paths = sorted(path for path in upload.folder.rglob("*") if path.is_file())
+    sizes = {path.relative_to(upload.folder).as_posix(): path.stat().st_size for path in paths}
+    kind = {True: "private", False: "public", None: "of your default visibility"}[upload.private]
+    branch = f", branch {upload.revision}" if upload.revision else ""
+    total = format_bytes(sum(sizes.values()))
+    say(f"{counted(len(sizes), 'file')} ({total}) go to {upload.repository}{branch}; if it is new, it is {kind}:")
+    for name, size in sizes.items():
+        say(f"  {name} ({format_bytes(size)})")
+    _warn_of_local_base(upload.folder)
+    try:
+        address = upload.send()
+    except Exception as error:  # network, permission and naming errors of several libraries alike
+        raise RunError(
+            f"cannot push to {upload.repository!r}: {type(error).__name__}: {error}\n  Nothing of the run has changed."
+        ) from error
+    say(f"pushed to {address}")
+
+
+def _upload(run_folder: Path, repository: str | None, private: bool) -> Upload:
+    """Returns the upload of a complete model with a card."""
     record, files = read_record(run_folder), RunFolder(run_folder)
     if not record.finished or not files.model.is_dir():
         raise InputError(
@@ -55,10 +62,7 @@ def planned(run_folder: Path, repository: str | None, private: bool) -> Push:
         raise InputError("\n".join(problems))
     private_repo = True if private else settings.get("checkpoint.hub_private_repo")
     message = f"{name}, trained with finetune-toolkit"
-    upload = Upload(target, files.model, message, private_repo, settings.get("checkpoint.hub_revision"))
-    found = sorted(path for path in files.model.rglob("*") if path.is_file())
-    sizes = {path.relative_to(files.model).as_posix(): path.stat().st_size for path in found}
-    return Push(upload, sizes, _notes(files.model))
+    return Upload(target, files.model, message, private_repo, settings.get("checkpoint.hub_revision"))
 
 
 def _name_problems(name: str) -> list[str]:
@@ -71,14 +75,13 @@ def _name_problems(name: str) -> list[str]:
     return []
 
 
-def _notes(model: Path) -> list[str]:
-    """Returns a warning if adapters name a base model that others do not have."""
-    if not (model / FILE).is_file():
-        return []
+def _warn_of_local_base(model: Path) -> None:
+    """Warns if adapters name a base model that others do not have."""
+    if not (model / FILE).is_file() or (model / BASE).is_dir():
+        return
     base = read_json(model / FILE).get("base_model_name_or_path")
-    if (model / BASE).is_dir() or not Path(str(base)).is_absolute():
-        return []
-    return [
-        f"its adapters name the base model {base}, which is on this machine only. Others cannot load them; "
-        "`toolkit export --format merged` makes one model of both."
-    ]
+    if Path(str(base)).is_absolute():
+        warn(
+            f"its adapters name the base model {base}, which is on this machine only. Others cannot load them; "
+            "`toolkit export --format merged` makes one model of both."
+        )

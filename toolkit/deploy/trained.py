@@ -14,7 +14,7 @@ from toolkit.api.batch import EvalData, Predictions, Processor
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import Evaluation
 from toolkit.api.task import Task
-from toolkit.base.console import quiet_libraries, say, warn
+from toolkit.base.console import quiet_libraries, say
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import expanded, read_json
 from toolkit.base.run_folder import RunFolder
@@ -24,7 +24,7 @@ from toolkit.config.paths import source_of_finished
 from toolkit.config.sections import Config, DataConfig
 from toolkit.config.train import ParallelConfig
 from toolkit.data.readers.raw import Reading
-from toolkit.data.table import apply_policy, exclusions, given_table, load_table, skipped, write_bad_rows
+from toolkit.data.table import given_table
 from toolkit.data.tokenise import tokenise
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator, float32_precision, own_process_state, random_state_kept
@@ -36,9 +36,9 @@ from toolkit.models.unpadded.families import choose
 from toolkit.models.unpadded.layers import install
 from toolkit.recipe import load_settings, load_task_type, recipe_names
 from toolkit.report.facts import refuse_damaged_model
-from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:
+    import datasets
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
@@ -50,15 +50,7 @@ POLICY = ("bad_rows", "max_bad_rows")
 
 
 def refuse_other_settings(overrides: Sequence[str], known: Sequence[str]) -> None:
-    """Refuses overrides of settings that cannot be changed, or have no effect.
-
-    Args:
-        overrides: `section.key=value` strings.
-        known: settings of the section `data` that may be changed.
-
-    Raises:
-        ConfigError: naming each of them.
-    """
+    """Raises a ConfigError for overrides of anything but `known` settings of the section `data`."""
     keys = [override.partition("=")[0] for override in overrides]
     names = join([f"data.{name}" for name in known], "and")
     others = f"a finished run is used as it was trained; only {names} can be changed, because they concern reading"
@@ -113,6 +105,12 @@ class TrainedRun:
             metrics = self.evaluation(self._given(rows, labelled=True)).metrics
         return {f"eval_{name}": value for name, value in metrics.items()}
 
+    @property
+    def bare_model(self) -> PreTrainedModel:
+        """The model without the wrappers of accelerate."""
+        model: PreTrainedModel = self.accelerator.unwrap_model(self.model)
+        return model
+
     def predictions(self, data: EvalData) -> Predictions:
         """Returns predictions in row order on the main process; empty on others."""
         with float32_precision(self.cfg.train.tf32):
@@ -123,9 +121,14 @@ class TrainedRun:
         with float32_precision(self.cfg.train.tf32):
             return evaluate(self, self.model, data, "evaluate")
 
+    def preprocessed(self, rows: datasets.Dataset, labelled: bool, num_skipped: int = 0) -> EvalData:
+        """Returns checked rows with their features."""
+        features = tokenise(rows, self.task, self.processor, labelled=labelled)
+        return EvalData(rows, features, self.processor, num_skipped)
+
     def _given(self, rows: Any, labelled: bool) -> EvalData:
-        table = given_table(rows, self.task, self.cfg.data.columns, labelled, Reading.of(self.cfg.data)).rows
-        return EvalData(table, tokenise(table, self.task, self.processor, labelled=labelled), self.processor)
+        table = given_table(rows, self.task, self.cfg.data.columns, labelled, Reading.of(self.cfg.data))
+        return self.preprocessed(table.rows, labelled)
 
 
 def load(
@@ -235,11 +238,7 @@ def read_settings(
 
 
 def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
-    """Loads the recipe of a run. One that `toolkit.base.trust` does not know is loaded only if the user named it.
-
-    Raises:
-        InputError: if the recipe does not exist, or must be named by the user.
-    """
+    """Loads the recipe of a run; one that `toolkit.base.trust` does not know only if the user named it."""
     how = "with --recipe NAME_OR_FILE (in Python: load(..., recipe=...))"
     if named:
         return load_task_type(recipe)
@@ -253,12 +252,7 @@ def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
 
 
 def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) -> TrainedRun:
-    """Loads a finished run's processor and model, and moves the model to the device.
-
-    Raises:
-        ConfigError: if this machine lacks a library that the adapters need.
-        InputError: if the processor or the model cannot be loaded, or is not as it was written.
-    """
+    """Loads a finished run's processor and model, if they are as they were written, onto the device."""
     saved = RunFolder(folder).model
     on_main(accelerator, refuse_damaged_model, folder)
     model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})
@@ -278,33 +272,3 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
     prepared = accelerator.prepare_model(network, evaluation_mode=True)
     mesh = Mesh(replicas=accelerator.num_processes, rank=accelerator.process_index)
     return TrainedRun(cfg, task, accelerator, mesh, processor, prepared)
-
-
-def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalData:
-    """Reads, checks and preprocesses a file with the columns of the run's files.
-
-    Args:
-        run: the finished run.
-        file: the file.
-        labelled: whether the rows must have labels.
-        report: file that skipped rows are written to.
-
-    Returns:
-        The rows and their features.
-
-    Raises:
-        DataError: if the file or its rows cannot be used.
-    """
-    accelerator = run.accelerator
-    with local_main_first(accelerator):
-        tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled, reading=Reading.of(run.cfg.data))}
-    bad = apply_policy(tables, run.cfg.data.bad_rows, run.cfg.data.max_bad_rows)
-    if accelerator.is_main_process and any(bad.values()):
-        write_bad_rows(tables, report)
-        warn(f"{skipped(tables['input'])}. They are skipped; {report} lists them.")
-    for line in exclusions(tables["input"]):
-        say(line)
-    rows = tables["input"].rows
-    with local_main_first(accelerator):
-        features = tokenise(rows, run.task, run.processor, labelled=labelled)
-    return EvalData(rows, features, run.processor, bad["input"])

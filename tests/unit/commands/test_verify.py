@@ -13,7 +13,7 @@ from runs import TINY, train
 from stopping import StoppedError, stopper
 
 from toolkit.base.files import remove_leftovers, written_folder
-from toolkit.commands.checkpoint import damages
+from toolkit.deploy.verify import damages
 from toolkit.report.facts import sealed
 
 FEW = (*TINY, "train.max_steps=2", "data.max_train_samples=24", "data.max_eval_samples=9", "checkpoint.save_steps=2")

@@ -11,14 +11,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from toolkit.base.console import format_bytes, say
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import disk_problem, read_json, temporary_file, write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
-from toolkit.deploy.convert import refuse_unmergeable
+from toolkit.deploy.convert import refuse_unmergeable, write_merged
 from toolkit.deploy.export.script import columns_of_script, write_script
 from toolkit.deploy.trained import TrainedRun, load, read_settings
-from toolkit.models.adapters import merged
 from toolkit.report.card import Card, model_card, scores_of
 
 SUFFIXES = (".json", ".html", ".md", ".txt", ".py")
@@ -30,21 +30,19 @@ _NO_PATHS = ("task.", "data.columns.")
 
 
 def private_paths(run_folder: Path, cfg: Config, facts: Mapping[str, Any]) -> list[Path]:
-    """Returns all absolute paths that a run recorded, and the run's and the user's folder, longest first.
-
-    Settings of the task and names of columns hold no paths, but labels and names that may look like one (`/m/04rlf`).
-
-    Args:
-        run_folder: the run's `output_dir`.
-        cfg: its settings.
-        facts: content of its `run.json`.
-    """
+    """Returns all absolute paths that a run recorded, and the run's and the user's folder, longest first."""
     settings = asdict(replace(cfg, task=None, data=replace(cfg.data, columns={})))
     command = [text for text in _texts(facts.get("command")) if not text.startswith(_NO_PATHS)]
     texts = _texts([settings, command, facts.get("recipe"), facts.get("working_directory")])
     named = {Path(part) for text in texts for part in (text, text.partition("=")[2])}
     paths = {run_folder.absolute(), run_folder.resolve(), Path.home(), *named}
     return sorted((path for path in paths if path.is_absolute() and path.name), key=lambda path: -len(str(path)))
+
+
+def own_card(run_folder: Path) -> str:
+    """Returns the model card of a run; empty if it was removed."""
+    card = RunFolder(run_folder).model_card
+    return card.read_text(encoding="utf-8") if card.is_file() else ""
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -110,21 +108,19 @@ def export_zip(run_folder: Path, recipe: str | None, output: Path, trust_remote_
                     zipped.write(path, path.relative_to(folder).as_posix())
     except OSError as error:
         raise RunError(f"cannot write {output.absolute()}: {disk_problem(error, output.parent) or error}") from error
+    say(f"{output} ({format_bytes(output.stat().st_size)}) has the model, its card, the report and predict.py,")
+    say("which needs torch and transformers, but not the toolkit; README.txt tells how to use it")
 
 
 def _write_folder(run: TrainedRun, template: str, run_folder: Path, folder: Path) -> None:
-    """Writes what is exported into an empty folder."""
-    files, name = RunFolder(run_folder), run_folder.absolute().name
-    model = run.accelerator.unwrap_model(run.model)
+    """Writes the content of the zip into an empty folder."""
+    files, name, facts = RunFolder(run_folder), run_folder.absolute().name, read_json(RunFolder(run_folder).facts)
     if run.cfg.model.peft.method == "none":
+        model = run.bare_model
         shutil.copytree(files.model, folder / "model", copy_function=shutil.copyfile)
     else:
-        model = merged(model)
-        model.save_pretrained(folder / "model")
-        run.processor.save_pretrained(folder / "model")
-    facts = read_json(files.facts)
-    scores = scores_of(files.model_card.read_text(encoding="utf-8")) if files.model_card.is_file() else "Not evaluated."
-    card = Card(name, run.cfg, run.task, model.config, facts, scores, adapted=False)
+        model = write_merged(run, folder / "model")
+    card = Card(name, run.cfg, run.task, model.config, facts, scores_of(own_card(run_folder)), adapted=False)
     write_text(folder / "model" / "README.md", model_card(card))
     if files.report_html.is_file():
         shutil.copyfile(files.report_html, folder / files.report_html.name)

@@ -15,7 +15,7 @@ import numpy as np
 
 from toolkit.api.batch import EvalData, looked_up
 from toolkit.api.task import Task
-from toolkit.base.console import warn
+from toolkit.base.console import say, warn
 from toolkit.base.errors import InputError, RunError, ToolkitError
 from toolkit.base.files import disk_problem, read_json, write_json, write_text, written_folder
 from toolkit.base.run_folder import RunFolder
@@ -25,15 +25,16 @@ from toolkit.data.batching.batches import evaluation_loader
 from toolkit.data.loading import check_rows
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import apply_policy, load_table
-from toolkit.data.tokenise import tokenise
 from toolkit.deploy.convert import refuse_unmergeable, reloaded, write_merged
-from toolkit.deploy.export.archive import private_paths, shorten_paths
+from toolkit.deploy.export.archive import own_card, private_paths, shorten_paths
 from toolkit.deploy.export.formats import FORMATS, MODEL, TOLERANCE, Format, Written, write_pair
 from toolkit.deploy.export.graph import example_of, examples_of_pair
 from toolkit.deploy.export.parity import Parity, measure
 from toolkit.deploy.export.script import SUFFIX, TEMPLATES, generating_code, write_script
 from toolkit.deploy.trained import TrainedRun, open_run, read_settings
 from toolkit.distributed.launch import build_accelerator, own_process_state
+from toolkit.document.blocks import Table
+from toolkit.document.render import print_table
 from toolkit.report.card import Card, model_card, scores_of, with_section
 
 if TYPE_CHECKING:
@@ -44,19 +45,7 @@ GIVE = "give a labelled file with the columns of the run's files as --data"
 
 
 def labelled_rows(cfg: Config, task: Task, run_folder: Path, file: str | None, most: int) -> datasets.Dataset:
-    """Returns checked rows: those of a file, or the run's own; evenly spaced if there are many.
-
-    Args:
-        cfg: the run's settings.
-        task: its task.
-        run_folder: its output folder.
-        file: the file; None for the run's own rows.
-        most: largest number of rows.
-
-    Raises:
-        InputError: if the run's own rows are not there any more, or not as they were.
-        DataError: if the file cannot be used.
-    """
+    """Returns checked rows of a file or, without one, the run's own; evenly spaced if there are more than `most`."""
     if file is not None:
         tables = {"--data": load_table(file, task, cfg.data.columns, labelled=True, reading=Reading.of(cfg.data))}
         apply_policy(tables, "skip", 1.0)
@@ -70,10 +59,7 @@ def labelled_rows(cfg: Config, task: Task, run_folder: Path, file: str | None, m
 
 
 def _own_rows(cfg: Config, task: Task, run_folder: Path) -> datasets.Dataset:
-    """Returns a run's validation rows, or its training rows if it had no others.
-
-    `task` learns its labels again, as it did before the run.
-    """
+    """Returns a run's validation rows, or its training rows; `task` learns its labels again, as before the run."""
     expected = read_json(RunFolder(run_folder).facts).get("data_fingerprints")
     data = replace(cfg.data, bad_rows="skip", max_bad_rows=1.0, stage_to=None)  # needs no copy on a fast disk
     try:
@@ -85,12 +71,6 @@ def _own_rows(cfg: Config, task: Task, run_folder: Path) -> datasets.Dataset:
     return checked.splits["validation" if "validation" in checked.splits else "train"]
 
 
-def prepared(run: TrainedRun, rows: datasets.Dataset) -> EvalData:
-    """Returns checked rows with their features."""
-    return EvalData(rows, tokenise(rows, run.task, run.processor, labelled=True), run.processor)
-
-
-MERGED = "merged"
 PARITY = "parity.json"
 CARD = "README.md"
 
@@ -118,11 +98,11 @@ class Request:
     trust_remote_code: bool = False
 
 
-def export_folder(request: Request) -> Parity:
+def export_folder(request: Request) -> None:
     """Writes a folder with the model in a format, its processor, `parity.json`, a model card and a script.
 
     The folder is there when everything in it is complete, and the outputs are those of the run; otherwise not at all.
-    The parity is also written into the card of the run.
+    The parity is also shown, and written into the card of the run.
 
     Raises:
         InputError: if the folder is not a finished run, or its task, adapters or rows cannot be used.
@@ -145,7 +125,7 @@ def export_folder(request: Request) -> Parity:
     try:
         with written_folder(request.output) as folder, _plain_model(request, cfg, task) as plain:
             run = _opened(request.run_folder, cfg, task)
-            data = prepared(run, rows)
+            data = run.preprocessed(rows, labelled=True)
             written = _merged(run, plain, folder) if chosen is None else _graph(run, plain, folder, chosen, data)
             tolerance = TOLERANCE if chosen is None else chosen.tolerance
             parity = measure(run, written.model, data, folder, request.format, tolerance, written.notes)
@@ -160,7 +140,10 @@ def export_folder(request: Request) -> Parity:
         where = disk_problem(error, request.output.parent) or error
         raise RunError(f"cannot write {request.output.absolute()}: {where}") from error
     _add_to_own_card(request, parity)
-    return parity
+    print_table(Table(["", "run", request.format], parity.lines()))
+    allowed = "" if parity.allowed is None else f" (at most {parity.allowed:.1e} is allowed)"
+    say(f"largest difference of an output on {parity.rows} rows: {parity.difference:.1e}{allowed}")
+    say(f"{request.output} has the model in this format; README.md is its card, parity.json these figures")
 
 
 def _as_exported(cfg: Config, trust_remote_code: bool) -> Config:
@@ -207,11 +190,7 @@ def _merged(run: TrainedRun, plain: Path, folder: Path) -> Written:
 
 
 def _graph(run: TrainedRun, plain: Path, folder: Path, chosen: Format, data: EvalData) -> Written:
-    """Writes the graph, the configuration with the labels, and the processor.
-
-    Raises:
-        RunError: if the model cannot be traced.
-    """
+    """Writes the graph, the configuration with the labels, and the processor."""
     model = reloaded(run, plain)
     batch = looked_up(next(iter(evaluation_loader(data.features, run.task, run.processor, run.cfg, run.mesh))))
     try:
@@ -234,8 +213,7 @@ def _graph(run: TrainedRun, plain: Path, folder: Path, chosen: Format, data: Eva
 
 def _is_pair(run: TrainedRun) -> bool:
     """Returns whether the model generates with an encoder and a decoder, which are two graphs."""
-    config = run.accelerator.unwrap_model(run.model).config
-    return run.task.auto_model(config) == "AutoModelForSeq2SeqLM"
+    return run.task.auto_model(run.bare_model.config) == "AutoModelForSeq2SeqLM"
 
 
 def _write_script(run: TrainedRun, template: str, folder: Path, chosen: Format, names: Sequence[str]) -> None:
@@ -244,28 +222,21 @@ def _write_script(run: TrainedRun, template: str, folder: Path, chosen: Format, 
     if _is_pair(run):
         libraries = tuple(dict.fromkeys((*libraries, "torch")))
         values["generating"] = generating_code()
-    model = run.accelerator.unwrap_model(run.model)
-    write_script(folder, template, run.cfg, run.task, model, run.processor, libraries, **values)
+    write_script(folder, template, run.cfg, run.task, run.bare_model, run.processor, libraries, **values)
 
 
 def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path, usage: str | None) -> None:
     """Writes `parity.json` and the model card."""
     write_json(folder / PARITY, parity.as_json())
-    name, config = request.run_folder.absolute().name, run.accelerator.unwrap_model(run.model).config
-    own, facts = _own_card(request), read_json(RunFolder(request.run_folder).facts)
-    card = model_card(Card(name, run.cfg, run.task, config, facts, scores_of(own), adapted=False, usage=usage))
+    name, config = request.run_folder.absolute().name, run.bare_model.config
+    scores, facts = scores_of(own_card(request.run_folder)), read_json(RunFolder(request.run_folder).facts)
+    card = model_card(Card(name, run.cfg, run.task, config, facts, scores, adapted=False, usage=usage))
     write_text(folder / CARD, with_section(card, f"Export: {request.format}", parity.markdown()))
-
-
-def _own_card(request: Request) -> str:
-    """Returns the card of the run; empty if it was removed."""
-    card = RunFolder(request.run_folder).model_card
-    return card.read_text(encoding="utf-8") if card.is_file() else ""
 
 
 def _add_to_own_card(request: Request, parity: Parity) -> None:
     """Adds the parity to the card of the run; warns if that cannot be written, because the export is complete."""
-    card, own = RunFolder(request.run_folder).model_card, _own_card(request)
+    card, own = RunFolder(request.run_folder).model_card, own_card(request.run_folder)
     if not own:
         return
     try:

@@ -20,22 +20,12 @@ class Graph(nn.Module):
     """A model of which only the forward pass was exported."""
 
     def generate(self, *arguments: Any, **settings: Any) -> Any:
-        """Refuses what transformers' models also do.
-
-        Raises:
-            InputError: always.
-        """
+        """Raises an InputError."""
         raise InputError("--format: this task generates text with its model, which a graph does not; use zip or merged")
 
 
 class OnnxModel(Graph):
-    """A model that ONNX Runtime runs on the CPU.
-
-    Args:
-        file: the .onnx file.
-        names: names of the tensors that it takes.
-        outputs: names of its outputs.
-    """
+    """A model that ONNX Runtime runs on the CPU, with the names of its inputs and outputs."""
 
     def __init__(self, file: Path, names: list[str], outputs: list[str]) -> None:
         super().__init__()
@@ -51,12 +41,7 @@ class OnnxModel(Graph):
 
 
 class ProgramModel(Graph):
-    """A program of `torch.export`.
-
-    Args:
-        file: the .pt2 file.
-        names: names of the tensors that it takes.
-    """
+    """A program of `torch.export`, with the names of its inputs."""
 
     def __init__(self, file: Path, names: list[str]) -> None:
         super().__init__()
@@ -82,13 +67,7 @@ MODEL = "model"
 
 @dataclass(frozen=True)
 class Written:
-    """A model in its format.
-
-    Args:
-        model: the model, loaded back.
-        notes: what is known about it, for `parity.json`.
-        names: names of the tensors that it takes, or of the two graphs of an encoder-decoder.
-    """
+    """A model loaded back from its format, notes for `parity.json`, and names of its inputs or of its two graphs."""
 
     model: nn.Module
     notes: Mapping[str, Any]
@@ -97,34 +76,25 @@ class Written:
 
 @dataclass(frozen=True)
 class Format:
-    """A format in which a graph of a model is written.
-
-    Args:
-        write: writes a model into a folder, to a file of a name without its ending, and loads it back.
-        module: the Python module that loads it.
-        load: the expression that does, with the file's `name`, for the model card.
-        libraries: the libraries that run it.
-        needs: the libraries that write it.
-        tolerance: largest allowed difference of the outputs; None if it is only stated.
-    """
+    """A format in which a graph of a model is written."""
 
     write: Callable[[Example, Path, str], Written]
+    """Writes a model into a folder, to a file of a name without its ending, and loads it back."""
     module: str
     load: str
+    """For the model card: an expression of `module` that loads the file of a `name`."""
     libraries: Sequence[str]
+    """Those that run the model; `needs` write it."""
     needs: Sequence[str] = ()
     tolerance: float | None = TOLERANCE
+    """Largest allowed difference of the outputs; None if it is only stated."""
 
     def usage(self, names: Sequence[str]) -> str:
         """Returns Python code that loads graphs of these names, for the model card."""
         return "\n".join([f"import {self.module}\n", *(f"{name} = {self.load.format(name=name)}" for name in names)])
 
     def check(self) -> None:
-        """Checks that the libraries are installed.
-
-        Raises:
-            InputError: naming those that are not.
-        """
+        """Raises an InputError that names the libraries that are not installed."""
         if missing := [name for name in self.needs if find_spec(name) is None]:
             names, verb = " and ".join(missing), "is" if len(missing) == 1 else "are"
             raise InputError(
@@ -145,10 +115,7 @@ def _write_program(example: Example, folder: Path, name: str) -> Written:
 
 
 def _write_onnx(example: Example, folder: Path, name: str) -> Written:
-    """Writes ONNX, traced by `torch.export`.
-
-    Weights above 1.5 GiB are in a file beside it, because a file of ONNX has at most 2 GiB.
-    """
+    """Writes ONNX, traced by `torch.export`; weights above 1.5 GiB go to a file beside it, as ONNX allows 2 GiB."""
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     file, inputs = folder / f"{name}.onnx", dict(example.inputs)
@@ -164,10 +131,7 @@ def _write_onnx(example: Example, folder: Path, name: str) -> Written:
 
 
 def _write_int8(example: Example, folder: Path, name: str) -> Written:
-    """Writes ONNX whose linear layers have 8-bit weights, and quantise their inputs as they come.
-
-    Weights have one scale for each output, inputs one scale for each call.
-    """
+    """Writes ONNX whose linear layers have 8-bit weights, scaled per output, and quantise their inputs per call."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -192,14 +156,7 @@ def _write_int8(example: Example, folder: Path, name: str) -> Written:
 
 
 def write_pair(chosen: Format, examples: Mapping[str, Example], model: Any, folder: Path) -> Written:
-    """Writes the encoder and the decoder of a model, and returns what generates with both.
-
-    Args:
-        chosen: the format.
-        examples: both, by the names of their files.
-        model: the model of transformers.
-        folder: the folder to write to, where its settings of generation are kept, too.
-    """
+    """Writes the encoder and the decoder of a model, and returns the model that generates with both."""
     from toolkit.deploy.export.generating import TwoGraphs
 
     graphs = [chosen.write(example, folder, name) for name, example in examples.items()]

@@ -12,11 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 
 class Encoder(nn.Module):
-    """An encoder as transformers calls it.
-
-    Args:
-        graph: returns `last_hidden_state` for `input_ids` and `attention_mask`.
-    """
+    """An encoder as transformers calls it; its graph takes `input_ids` and `attention_mask`."""
 
     def __init__(self, graph: Callable[..., Mapping[str, Tensor]]) -> None:
         super().__init__()
@@ -31,12 +27,8 @@ class Encoder(nn.Module):
 class TwoGraphs(PreTrainedModel, GenerationMixin):
     """Generates as transformers does, without a cache: for every token, the decoder computes the whole text again.
 
-    Args:
-        config: the model's configuration.
-        generation_config: its settings of generation.
-        encoder: as for `Encoder`.
-        decoder: returns `logits` for `encoder_hidden_states`, `attention_mask`, and `decoder_input_ids` with their
-            `decoder_attention_mask`.
+    The decoder returns `logits` for `encoder_hidden_states`, `attention_mask`, and `decoder_input_ids` with their
+    `decoder_attention_mask`.
     """
 
     main_input_name = "input_ids"

@@ -27,14 +27,7 @@ _LOGGERS = ("torch.onnx", "torch.export", "torch._export", "torch.fx", "onnxscri
 
 
 class Forward(nn.Module):
-    """A model whose forward pass takes tensors by name and returns a dictionary of some of its outputs.
-
-    Args:
-        model: a model of transformers, without the hooks and replacements of training.
-        names: names of the tensors.
-        fixed: further arguments of the forward pass, which are the same in every batch.
-        outputs: names of the outputs.
-    """
+    """A model whose forward pass takes tensors by name, beside `fixed` arguments, and returns some outputs by name."""
 
     def __init__(
         self, model: nn.Module, names: list[str], fixed: Mapping[str, Any], outputs: Sequence[str] = OUTPUTS
@@ -54,14 +47,7 @@ class Forward(nn.Module):
 
 @dataclass(frozen=True)
 class Example:
-    """A model with the inputs that it is traced with.
-
-    Args:
-        forward: the model.
-        inputs: tensors by name.
-        outputs: names of its outputs.
-        lengths: names of the lengths of inputs; `length` if ids and waveforms are missing here.
-    """
+    """A model with the inputs that it is traced with; `lengths` names the second dimensions, by default `length`."""
 
     forward: Forward
     inputs: Mapping[str, Tensor]
@@ -69,11 +55,7 @@ class Example:
     lengths: Mapping[str, str] = field(default_factory=dict)
 
     def varying(self, dimension: Callable[[str], Any]) -> dict[str, dict[int, Any]]:
-        """Returns which dimensions of each input vary: the rows, and the length of ids, waveforms and states.
-
-        Args:
-            dimension: returns a dimension of a name, for instance `batch`.
-        """
+        """Returns the dimensions of each input that vary: the rows, and the length of ids, waveforms and states."""
         return {
             name: {0: dimension("batch")}
             | ({1: dimension(self.lengths.get(name, "length"))} if each.dim() == 2 or name in self.lengths else {})
@@ -82,15 +64,7 @@ class Example:
 
 
 def example_of(model: nn.Module, batch: Batch) -> Example:
-    """Returns what a model is traced with.
-
-    Args:
-        model: a model of transformers in evaluation mode, on the CPU.
-        batch: rows of the run; a single one is repeated.
-
-    Raises:
-        InputError: if the rows are too short to be traced, or the model returns none of `OUTPUTS`.
-    """
+    """Returns a CPU model in evaluation mode with a batch to trace it with; a single row is repeated."""
     inputs = _repeated(batch)
     fixed = {name: each for name, each in batch["inputs"].items() if name not in inputs}
     forward = Forward(model, list(inputs), fixed).eval()
@@ -102,15 +76,7 @@ def example_of(model: nn.Module, batch: Batch) -> Example:
 
 
 def examples_of_pair(model: Any, batch: Batch) -> dict[str, Example]:
-    """Returns what the encoder and the decoder of a model are traced with, by the names that Optimum gives their files.
-
-    Args:
-        model: an encoder-decoder of transformers in evaluation mode, on the CPU.
-        batch: as for `example_of`.
-
-    Raises:
-        InputError: if the rows are too short to be traced.
-    """
+    """Returns the encoder and the decoder of such a model with their inputs, by Optimum's file names."""
     inputs = _repeated(batch)
     source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     encoder = Forward(model.get_encoder(), list(source), {}, [STATES]).eval()
@@ -138,11 +104,7 @@ class _AfterEncoder(nn.Module):
 
 
 def _repeated(batch: Batch) -> dict[str, Tensor]:
-    """Returns the tensors of a batch, with at least `LEAST` rows.
-
-    Raises:
-        InputError: if the rows are too short to be traced.
-    """
+    """Returns the tensors of a batch, with at least `LEAST` rows."""
     tensors = {name: each for name, each in batch["inputs"].items() if isinstance(each, Tensor)}
     inputs = {name: each if len(each) >= LEAST else each.repeat(LEAST, *[1] * (each.dim() - 1))
               for name, each in tensors.items()}  # fmt: skip

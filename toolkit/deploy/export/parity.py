@@ -85,11 +85,7 @@ class Parity:
         return None if self.tolerance is None else self.tolerance * max(1.0, self.largest)
 
     def check(self) -> None:
-        """Checks the difference.
-
-        Raises:
-            RunError: if it is larger than is allowed, infinite, or not a number.
-        """
+        """Raises a RunError if the difference is larger than allowed, infinite, or not a number."""
         allowed = self.allowed
         if math.isfinite(self.difference) and (allowed is None or self.difference <= allowed):
             return
@@ -147,21 +143,7 @@ def measure(
     tolerance: float | None,
     notes: Mapping[str, Any],
 ) -> Parity:
-    """Compares an exported model with that of a run.
-
-    Args:
-        run: the run, on the CPU, in float32.
-        exported: the exported model, loaded back.
-        data: labelled rows.
-        folder: folder with the files of the export.
-        name: name of the format.
-        tolerance: see `Parity`.
-        notes: see `Parity`.
-
-    Raises:
-        InputError: if the run's model returns nothing that can be compared.
-        RunError: if the loss of one of them is not finite.
-    """  # fmt: skip
+    """Compares an exported model, loaded back, with that of a run, both on the CPU in float32."""
     difference, largest, speed = compared(run, exported, data)
     before = evaluate(run, run.model, data, "run").metrics
     after = evaluate(run, exported, data, name).metrics

@@ -51,18 +51,7 @@ def write_script(
     libraries: Sequence[str],
     **values: Any,
 ) -> None:
-    """Writes `predict.py` and `requirements.txt`.
-
-    Args:
-        folder: folder to write to.
-        template: name of the script's template, without its ending.
-        cfg: the run's settings.
-        task: its task.
-        model: its model.
-        processor: its processor.
-        libraries: the libraries that run the model; those of the modality are added.
-        **values: further values of the template.
-    """  # fmt: skip
+    """Writes `predict.py` from a template, and `requirements.txt` with `libraries` and those of the modality."""
     # How transformers notes what a class needs; some extractors compute spectrograms with torch.
     own = [name for name in getattr(type(processor), "__backends", ()) if name == "torch" and name not in libraries]
     needed = (*libraries, *own, *LIBRARIES[task.modality])

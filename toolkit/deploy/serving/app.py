@@ -41,13 +41,7 @@ Read = Callable[[], list[dict[str, Any]]]
 
 
 class Service:
-    """What the application does with a request.
-
-    Args:
-        run: the finished run.
-        name: its name, for people.
-        limits: the limits.
-    """
+    """Answers the requests of the application."""
 
     def __init__(self, run: TrainedRun, name: str, limits: Limits) -> None:
         self.run, self.limits = run, limits
@@ -76,11 +70,7 @@ class Service:
         return _json(200, {"predictions": answers})
 
     async def answers(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Answers rows that were not received as a request of `predict`.
-
-        Raises:
-            Refusal: if they cannot be answered.
-        """
+        """Answers rows that do not come from a request, for the page of `toolkit demo`; may raise a Refusal."""
         with self._place():
             return await self._answers(lambda: rows)
 
@@ -109,11 +99,7 @@ class Service:
 
     @contextmanager
     def _place(self) -> Iterator[None]:
-        """Counts a request until it is answered.
-
-        Raises:
-            Refusal: if there are too many.
-        """
+        """Counts a request until it is answered; refuses it if there are too many."""
         if self._inside >= self.limits.max_queue:
             seconds = math.ceil(self._inside * self.worker.seconds_per_row)
             wait = min(max(1, seconds), LONGEST_RETRY)
@@ -171,13 +157,7 @@ def application(service: Service) -> FastAPI:
 
 
 def build(run: TrainedRun, name: str, limits: Limits) -> FastAPI:
-    """Returns the web application of a finished run.
-
-    Args:
-        run: the finished run.
-        name: its name, for people.
-        limits: the limits.
-    """
+    """Returns the web application of a finished run with this name."""
     service = Service(run, name, limits)
     app = application(service)
 
@@ -194,11 +174,7 @@ def build(run: TrainedRun, name: str, limits: Limits) -> FastAPI:
 
 
 async def _in_time(work: Any, seconds: float, status: int, what: str) -> Any:
-    """Awaits work.
-
-    Raises:
-        Refusal: if it takes longer than `seconds`.
-    """
+    """Awaits work; refuses the request with `status` if it takes longer than `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await work
@@ -222,11 +198,7 @@ async def _parts(request: Request, limits: Limits) -> list[tuple[str, Any]]:
 
 
 def _limited(request: Request, limits: Limits) -> Receive:
-    """Returns how a request's body is received: up to the limit.
-
-    Raises:
-        Refusal: if its length is known to be above.
-    """
+    """Returns a request's `receive` with a limit for the body; refuses a known length above it."""
     receive, received = request.receive, 0
     over = Refusal(
         413, f"the body is larger than {limits.max_body_mb:g} MB; send several requests, or raise --max-body-mb"

@@ -7,12 +7,13 @@ import binascii
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from toolkit.api.task import Task
 from toolkit.base.console import shorten
 from toolkit.base.errors import DataError
+from toolkit.config.fields import Column
 from toolkit.config.messages import did_you_mean
 from toolkit.data.columns import is_needed, used_columns
 from toolkit.data.readers.raw import Reading
@@ -22,13 +23,7 @@ from toolkit.deploy.predict import needed_columns
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a row.
-
-    Args:
-        row: its number in the request, from 1.
-        column: the column, if it is known.
-        reason: what is wrong.
-    """
+    """A problem of a row, by its number in the request, from 1, and the column if it is known."""
 
     row: int
     column: str | None
@@ -36,14 +31,7 @@ class Problem:
 
 
 class Refusal(Exception):  # noqa: N818 - an answer of the server, not a failure
-    """A request that is not answered.
-
-    Args:
-        status: the status code of HTTP.
-        error: why, and what to do.
-        problems: the rows that cannot be used.
-        retry_after: seconds after which the client may try again, or None.
-    """
+    """A request that is not answered: HTTP status, reason, unusable rows, and seconds after which to try again."""
 
     def __init__(
         self, status: int, error: str, problems: Sequence[Problem] = (), retry_after: int | None = None
@@ -54,8 +42,7 @@ class Refusal(Exception):  # noqa: N818 - an answer of the server, not a failure
     @property
     def content(self) -> dict[str, Any]:
         """The answer's JSON."""
-        rows = [{"row": each.row, "column": each.column, "reason": each.reason} for each in self.problems]
-        return {"error": self.error, "problems": rows}
+        return {"error": self.error, "problems": list(map(asdict, self.problems))}
 
 
 def of_rows(problems: Sequence[Problem], total: int) -> Refusal:
@@ -103,22 +90,21 @@ LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a request's rows.
-
-    Args:
-        task: the run's task.
-        names: `data.columns` of the run, which maps the task's names to those of the rows.
-    """
+    """The columns of a request's rows; `names` is `data.columns` of the run."""
 
     task: Task
     names: Mapping[str, str]
 
     @property
-    def given(self) -> dict[str, Any]:
-        """The columns that a prediction reads, by their names in the rows."""
-        return {
-            self.names.get(name, name): column for name, column in used_columns(self.task).items() if not column.label
-        }
+    def own(self) -> dict[str, str]:
+        """The task's names of the columns that a prediction reads, by their names in the rows."""
+        columns = used_columns(self.task)
+        return {self.names.get(name, name): name for name, column in columns.items() if not column.label}
+
+    @property
+    def given(self) -> dict[str, Column]:
+        """Those columns, by their names in the rows."""
+        return {name: self.task.columns[own] for name, own in self.own.items()}
 
     @property
     def needed(self) -> list[str]:
@@ -137,11 +123,7 @@ class Columns:
 
 
 def rows_of_json(body: bytes, limits: Limits) -> list[dict[str, Any]]:
-    """Returns the rows of `{"rows": [...]}`.
-
-    Raises:
-        Refusal: if this is not JSON of that form, or there are too many rows.
-    """
+    """Returns the rows of `{"rows": [...]}`."""
     try:
         content = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:  # the former also for bytes that are not UTF-8
@@ -165,16 +147,7 @@ def rows_of_json(body: bytes, limits: Limits) -> list[dict[str, Any]]:
 
 
 def rows_of_form(parts: Iterable[tuple[str, Any]], columns: Columns, limits: Limits) -> list[dict[str, Any]]:
-    """Returns the rows of a form: a repeated column begins a new row.
-
-    Args:
-        parts: names and values in the order of the form: a text, or `(name, content)` of a file.
-        columns: the columns of a row.
-        limits: the limits of the server.
-
-    Raises:
-        Refusal: if a part is not a column, or there are too many rows.
-    """
+    """Returns the rows of a form, whose files are `(name, content)`; a repeated column begins a new row."""
     rows: list[dict[str, Any]] = []
     for name, value in parts:
         if name not in columns.given:
@@ -190,19 +163,7 @@ def rows_of_form(parts: Iterable[tuple[str, Any]], columns: Columns, limits: Lim
 
 
 def checked_table(rows: Sequence[dict[str, Any]], columns: Columns, reading: Reading) -> Table:
-    """Checks rows as `toolkit predict` does, all at once.
-
-    Args:
-        rows: the rows of a request, whose files are base64 or `(name, content)`.
-        columns: their columns.
-        reading: how the run reads rows.
-
-    Returns:
-        The checked rows.
-
-    Raises:
-        Refusal: if any row cannot be used; lists all of them.
-    """
+    """Checks the rows of a request, whose files are base64 or `(name, content)`; refuses them if any is unusable."""
     problems: list[Problem] = []
     held = {number: _with_files(row, number, columns, problems) for number, row in enumerate(rows, start=1)}
     for problem in problems:
@@ -242,11 +203,7 @@ def _with_files(row: Mapping[str, Any], number: int, columns: Columns, problems:
 
 
 def _file(value: Any, column: str) -> dict[str, Any]:
-    """Returns a file as `datasets` stores one, so that its name is never opened.
-
-    Raises:
-        ValueError: if the value is not a file's content.
-    """
+    """Returns a file as `datasets` stores one, so that its name is never opened; a ValueError if it is no content."""
     if isinstance(value, tuple):
         name, content = value
     else:

@@ -41,14 +41,7 @@ BASE64 = {"type": "string", "contentEncoding": "base64"}
 
 @dataclass(frozen=True)
 class Served:
-    """What is served.
-
-    Args:
-        name: name of the run.
-        task: its task.
-        columns: the columns of a row.
-        limits: the limits.
-    """
+    """The served run: its name, task, columns and limits."""
 
     name: str
     task: Task

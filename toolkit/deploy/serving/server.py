@@ -24,13 +24,8 @@ if TYPE_CHECKING:
 class Guard:
     """Middleware that answers requests for other hosts and from other sites with 403.
 
-    A server that listens on the loopback is reached by every page that a browser of the machine shows. Such a page
-    names its own site as the origin or, if its address was made to lead to the loopback, as the host.
-
-    Args:
-        app: the application.
-        local: whether the server listens on the loopback, and is known only by the names of that.
-        policy: content security policy of all answers; empty for none.
+    Every page in a browser of the machine reaches a server on the loopback. Such a page names its own site as the
+    origin or, if its address resolves to the loopback, as the host.
     """
 
     def __init__(self, app: ASGIApp, local: bool, policy: str = "") -> None:
@@ -57,13 +52,7 @@ class Guard:
 
 
 def refused(host: str, origin: str, local: bool) -> Refusal | None:
-    """Returns why a request is not for this server, or None.
-
-    Args:
-        host: the request's host, with its port.
-        origin: its origin; empty if it names none, as programs do.
-        local: whether the server listens on the loopback.
-    """
+    """Returns why a request with this host and origin (empty from programs) is rejected, or None."""
     if local and not is_local(host):
         return Refusal(403, f"Host: received {host!r}, which is not a name of this machine's loopback")
     if origin and origin.partition("://")[2] != host:
@@ -139,17 +128,7 @@ def _unusable(host: str, port: int, error: OSError) -> InputError:
 
 
 def serve(app: ASGIApp, opened: socket.socket, grace: float, notes: Callable[[str], Sequence[str]]) -> None:
-    """Answers requests until SIGTERM or Ctrl-C, then finishes what is in flight.
-
-    Args:
-        app: the web application.
-        opened: a bound socket, which is closed at the end.
-        grace: seconds after which requests in flight are no longer waited for.
-        notes: what is said when it starts, given the address.
-
-    Raises:
-        InputError: if another process has the same address, and began to listen first.
-    """
+    """Answers requests until SIGTERM or Ctrl-C, then finishes requests in flight, for at most `grace` seconds."""
     import uvicorn
 
     host, port = opened.getsockname()[:2]

@@ -23,7 +23,6 @@ from toolkit.data.batching.batches import collate
 from toolkit.data.batching.budget import lengths_of
 from toolkit.data.batching.order import evaluation_batches
 from toolkit.data.table import Table
-from toolkit.data.tokenise import tokenise
 from toolkit.deploy.serving.requests import Refusal
 from toolkit.deploy.trained import TrainedRun
 from toolkit.distributed.launch import float32_precision
@@ -32,13 +31,7 @@ from toolkit.engine.evaluation import Part, predict_batch, scatter
 
 @dataclass(eq=False)
 class Job:
-    """A request whose rows are checked.
-
-    Args:
-        table: the rows.
-        done: set to the records of all rows, or to why there are none; cancelled when nobody waits any more.
-        arrived: when it was queued, by `time.monotonic`.
-    """
+    """A request whose rows are checked; `done` gets the records or an error, and is cancelled if nobody waits."""
 
     table: Table
     arrived: float
@@ -50,13 +43,8 @@ class Job:
     parts: list[Part] = field(default_factory=list)
 
     def prepare(self, run: TrainedRun) -> None:
-        """Makes the features of the rows, and splits them into batches.
-
-        Raises:
-            DataError: if the rows have no features.
-        """
-        rows = self.table.rows
-        self.data = EvalData(rows, tokenise(rows, run.task, run.processor, labelled=False), run.processor)
+        """Makes the features of the rows, and splits them into batches."""
+        self.data = run.preprocessed(self.table.rows, labelled=False)
         if not len(self.data.features):
             raise DataError("the rows have nothing to predict")
         self.lengths = lengths_of(self.data.features)
@@ -81,11 +69,7 @@ Piece = tuple[Job, list[int]]
 def next_batch(jobs: deque[Job], run: TrainedRun) -> list[Piece]:
     """Takes the rows to compute next: one batch of the first job and, while there is room, of those behind it.
 
-    Jobs that have been served go to the end, so a request of few rows does not wait for one of many.
-
-    Args:
-        jobs: jobs with waiting batches, in order; changed in place.
-        run: for the sizes of a batch.
+    Served jobs go to the end of `jobs`, so a request of few rows does not wait for one of many.
     """
     sizes = run.cfg.eval
     taken: list[Piece] = []
@@ -134,12 +118,7 @@ FAILED = "the server could not compute the answer; its log has the reason"
 
 
 class Worker:
-    """Answers jobs in common batches, in a thread of its own.
-
-    Args:
-        run: the finished run.
-        batch_wait: seconds for which a batch with room waits for further jobs.
-    """
+    """Answers jobs in common batches, in its own thread; a batch with room waits `batch_wait` seconds for more."""
 
     def __init__(self, run: TrainedRun, batch_wait: float) -> None:
         self._run, self._batch_wait = run, batch_wait
@@ -169,11 +148,7 @@ class Worker:
         self._thread.join(seconds)
 
     def submit(self, table: Table) -> Job:
-        """Queues the rows of a request.
-
-        Raises:
-            Refusal: if nothing can be computed any more.
-        """
+        """Queues the rows of a request; refuses them if nothing can be computed any more."""
         if not self.is_alive:
             raise self._unable()
         job = Job(table, time.monotonic())
