@@ -39,7 +39,7 @@ SCORES = "## Scores\n\n"
 
 @dataclass(frozen=True)
 class Card:
-    """What a model card tells.
+    """The content of a model card.
 
     Args:
         name: title.
@@ -140,7 +140,7 @@ def _use(task: Task) -> str:
 
 
 def _limits(card: Card) -> Iterator[str]:
-    """Yields what the model was not made or tested for, as sentences."""
+    """Yields sentences about the limits of the model and its scores."""
     options, facts = card.task.options, card.facts
     for side, name in limits_of(options).items():
         if (most := getattr(options, name)) is not None:
@@ -225,7 +225,7 @@ def scores_of(card: str) -> str:
 def adapter_usage(processor: str, auto_model: str, base: str) -> str:
     """Returns Python code that loads adapters, their base model and its processor.
 
-    The task's labels are in the folder's configuration. The trained head replaces a base model's head of another size.
+    The labels are in the folder's configuration; the trained head replaces that of the base model.
     """
     return (
         f"from peft import PeftModel\nfrom transformers import AutoConfig, {processor}, {auto_model}\n\n"

@@ -18,14 +18,7 @@ History = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over the steps of a run.
-
-    Args:
-        title: its title.
-        lines: lines by name.
-        label: label of the vertical axis.
-        zero: whether that axis begins at 0.
-    """
+    """Named lines over the steps of a run; `zero` is whether the vertical axis begins at 0."""
 
     title: str
     lines: Mapping[str, Line]
@@ -35,31 +28,13 @@ class Chart:
     @property
     def figure(self) -> Figure:
         """The chart as a drawing."""
-        chart = line_chart(
-            self.lines,
-            title=f"{self.title} over the steps",
-            x_label="optimizer step",
-            y_label=self.label,
-            zero=self.zero,
-        )
+        title = f"{self.title} over the steps"
+        chart = line_chart(self.lines, title=title, x_label="optimizer step", y_label=self.label, zero=self.zero)
         return Figure(self.title, chart)
 
 
-def curves(history: History, metric: str) -> list[Figure]:
-    """Returns the figures of `charts`."""
-    return [chart.figure for chart in charts(history, metric)]
-
-
 def charts(history: History, metric: str) -> list[Chart]:
-    """Returns losses, metrics, learning rate, gradient norm, speed and memory; a chart needs a line of two points.
-
-    Args:
-        history: lines of `metrics.jsonl`, without scores per class.
-        metric: name of the metric that selects the best model, with `eval_`.
-
-    Returns:
-        One chart each; those with less data are omitted.
-    """
+    """Returns charts of losses, metrics, learning rate, gradient norm, speed and memory with two points or more."""
     losses = {"training": _line(history, "loss"), "validation": _line(history, "eval_loss")}
     found = [_chart("Loss", losses, "mean loss per item")] if any(map(_is_curve, losses.values())) else []
     names = dict.fromkeys([metric, *(name for line in history for name in line if _is_metric(name))])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -16,13 +16,7 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong prediction.
-
-    Args:
-        error: size of the error, see `toolkit.api.task.Task.error`.
-        line: line in the file of predictions, from 1.
-        record: the record on that line.
-    """
+    """A wrong prediction, with its error (`toolkit.api.task.Task.error`) and its line in the file, from 1."""
 
     error: tuple[float, ...]
     line: int
@@ -30,11 +24,7 @@ class Wrong:
 
 
 class Worst:
-    """Keeps the records with the largest errors.
-
-    Args:
-        task: computes the error of a record.
-    """
+    """Keeps the records with the largest errors."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -66,11 +56,7 @@ Example = tuple[int, Record]
 
 
 class Examples:
-    """Keeps predictions of every class, right and wrong ones; the first of each kind.
-
-    Args:
-        task: says which predictions are wrong, and which class is expected, as far as it can.
-    """
+    """Keeps predictions of every class, right and wrong ones; the first of each kind."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -85,11 +71,7 @@ class Examples:
             kept.append((line, record))
 
     def chosen(self, count: int | None = None) -> list[Example]:
-        """Returns examples in the order of their lines, from as many kinds as possible.
-
-        Args:
-            count: their number; None for one of each class within `FEWEST` and `MOST`.
-        """
+        """Returns `count` examples of many kinds by line; None for one of each class within `FEWEST` and `MOST`."""
         classes = list(dict.fromkeys(expected for expected, _ in self._kept))
         count = min(MOST, max(FEWEST, len(classes))) if count is None else count
         # A right prediction of the first class, a wrong one of the second, and so on; then the other kind of each.
@@ -99,3 +81,19 @@ class Examples:
         rounds = zip_longest(*(self._kept[kind] for kind in [*one, *other]))
         found = [example for example in chain.from_iterable(rounds) if example is not None]
         return sorted(found[:count], key=lambda example: example[0])
+
+
+@dataclass
+class Shown:
+    """Predictions on the first evaluation set, and generated texts, for the summary and the report."""
+
+    examples: Examples | None = None
+    worst: Worst | None = None
+    """None if the task cannot rank errors."""
+    samples: list[str] = field(default_factory=list)
+
+    def see(self, line: int, record: Record) -> None:
+        """Considers a record, given its line in the file of predictions."""
+        for keeper in (self.examples, self.worst):
+            if keeper is not None:
+                keeper.see(line, record)

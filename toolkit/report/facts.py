@@ -45,17 +45,9 @@ def digests(folder: Path, patterns: Iterable[str]) -> dict[str, str]:
 
 
 def forget(folder: Path, patterns: Iterable[str], entries: Collection[str] = ()) -> dict[str, Any]:
-    """Removes from `run.json` the sha256 of files that are about to be written again.
+    """Drops stale checksums and `entries` from `run.json` before files are rewritten; returns its content, if intact.
 
-    Call it before the first of them changes: a run that is killed in between is not finished, but not damaged either.
-
-    Args:
-        folder: the run's folder.
-        patterns: `MODEL`, `RESULTS` or `BEFORE`.
-        entries: further entries of `run.json` that do not hold any more.
-
-    Returns:
-        What `run.json` holds now; empty if there is none, or it is damaged.
+    Call it before the first file changes: a run that is killed in between is not finished, but not damaged either.
     """
     file = RunFolder(folder).facts
     anywhere = [pattern.replace("/**", "") for pattern in patterns]  # here, `*` also stands for folders
@@ -81,7 +73,7 @@ def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_intact(facts: Mapping[str, Any]) -> bool:
-    """Whether the content of `run.json` is as it was written; that of an older version is taken to be."""
+    """Whether the content of `run.json` is as it was written; assumed of older versions, which have no checksum."""
     return _SEAL not in facts or facts[_SEAL] == sealed(facts)[_SEAL]
 
 
@@ -150,7 +142,7 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
     Until there are new results, `run.json` keeps those of the session before a resume.
 
     Args:
-        run: the run, which nothing can refuse any more.
+        run: the run, once all checks have passed.
         rows: its checked rows.
         recipe: the recipe's file.
         milestones: its steps.
@@ -191,10 +183,7 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
 
 
 def _code(folder: Path, output_dir: Path) -> dict[str, Any] | None:
-    """Describes the git checkout of the code and saves uncommitted changes in the output folder.
-
-    Of changes larger than `MOST_DIFF_BYTES`, only the sha256 is recorded.
-    """
+    """Describes the git checkout of the code and saves uncommitted changes, of large ones only the sha256."""
     file = RunFolder(output_dir).diff
     file.unlink(missing_ok=True)  # from an earlier session
     state = checkout(folder)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from toolkit.api.batch import Record
 from toolkit.api.exhibits import Exhibits
 from toolkit.api.run import FitResult, Run
 from toolkit.base.console import LOGGER, counted, print_lines, print_table, say, shorten
@@ -29,7 +28,7 @@ from toolkit.models.parts import count_parameters, saved_bytes
 from toolkit.models.save import push, save_model
 from toolkit.report import card
 from toolkit.report.curves import charts
-from toolkit.report.examples import Examples, Worst
+from toolkit.report.examples import Examples, Shown, Worst
 from toolkit.report.facts import BEFORE, MODEL, RESULTS, digests, forget, sealed
 from toolkit.report.scores import Scores, described, measurements, prefix_of, quality_of
 from toolkit.report.sections import EXAMPLES, SAMPLES, WORST, Outcome, holds_all, lead, sections
@@ -38,20 +37,12 @@ from toolkit.system.phases import named_seconds
 from toolkit.tracking.jsonl import read_metrics
 
 
-def exhibits(run: Run, outcome: Outcome, parts: Sequence[Section], page: str) -> Exhibits:
-    """Returns what trackers show of a finished run.
-
-    Args:
-        run: the run.
-        outcome: its results.
-        parts: the sections of its report.
-        page: the report as HTML.
-    """
-    history = [without_classes(line, run.task.scores) for line in outcome.history]
-    drawn = [(chart.title, chart.label, chart.lines) for chart in charts(history, run.best.name)]
+def exhibits(outcome: Outcome, parts: Sequence[Section], page: str) -> Exhibits:
+    """Returns the results, pictures and tables of a report, and its page, for trackers."""
+    drawn = [(chart.title, chart.label, chart.lines) for chart in outcome.charts]
     return Exhibits(
         step=outcome.result.steps,
-        results=outcome.figures,
+        results=outcome.result.figures,
         pictures=({"Curves": plots.curves(drawn)} if drawn else {}) | dict(_pictures(parts)),
         tables={part.title: table for part in parts for table in _tables(part)},
         page=page,
@@ -88,27 +79,6 @@ SHOWN_EXAMPLES = 3
 """Number of predictions in the summary."""
 
 
-@dataclass
-class Shown:
-    """Predictions that are shown in the summary and the report.
-
-    Args:
-        examples: predictions of the first evaluation set.
-        worst: largest errors of that set; None if the task cannot rank errors.
-        samples: texts that the model generated.
-    """
-
-    examples: Examples | None = None
-    worst: Worst | None = None
-    samples: list[str] = field(default_factory=list)
-
-    def see(self, line: int, record: Record) -> None:
-        """Considers a record, given its line in the file of predictions."""
-        for keeper in (self.examples, self.worst):
-            if keeper is not None:
-                keeper.see(line, record)
-
-
 def write_results(run: Run, result: FitResult, model_is_kept: Callable[[], None]) -> None:
     """Writes the results of a run, shows a summary and pushes the model. Call it on the main process only.
 
@@ -141,7 +111,7 @@ def write_results(run: Run, result: FitResult, model_is_kept: Callable[[], None]
     show(run, result, shown)
     if run.cfg.tracking.report_to and found is not None:
         with failures.collected("show the results in the trackers"):
-            run.trackers.show(exhibits(run, *found))
+            run.trackers.show(exhibits(*found))
     run.trackers.close()  # other processes wait for this one here
     with failures.collected("push the model"):
         push(run.cfg, files.model)
@@ -151,11 +121,7 @@ def write_results(run: Run, result: FitResult, model_is_kept: Callable[[], None]
 
 
 class Failures:
-    """Collects the errors of independent steps and raises them together.
-
-    Args:
-        folder: the folder that is written.
-    """
+    """Collects the errors of independent steps that write a folder, and raises them together."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -164,12 +130,7 @@ class Failures:
 
     @contextmanager
     def collected(self, step: str, needed: int | None = None) -> Iterator[None]:
-        """Collects an error inside the block, with the message `cannot <step>: ...`.
-
-        Args:
-            step: what the block does.
-            needed: bytes that it writes, if they are known.
-        """
+        """Collects an error inside the block, which writes `needed` bytes, as `cannot <step>: ...`."""
         try:
             yield
         except Interrupted:
@@ -186,23 +147,13 @@ class Failures:
             self._last = error
 
     def raise_any(self, advice: str) -> None:
-        """Raises the collected errors, if any.
-
-        Args:
-            advice: last line of the message.
-
-        Raises:
-            RunError: if errors were collected, with all messages.
-        """
+        """Raises a RunError with the messages of all collected errors, if any, and the advice as its last line."""
         if self._messages:
             raise RunError("\n".join([*self._messages, f"  {advice}"])) from self._last
 
 
 def write_model(run: Run, result: FitResult) -> None:
-    """Writes `model/`, including the model card, and notes in `run.json` that the model is complete.
-
-    Until the model replaces that of an earlier session, that session's results are kept.
-    """
+    """Writes `model/` with its card, and then its checksums into `run.json`; until then, former results are kept."""
     files, former = RunFolder(run.output_dir), ("result", "memory")
     save_model(run, replacing=partial(forget, files.path, (*MODEL, *RESULTS), former))
     for file in files.results():  # of the former model: one that is not written again would be taken for this one's
@@ -220,24 +171,12 @@ def write_figures(run: Run, result: FitResult) -> None:
 
 
 def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, list[Section], str]:
-    """Writes `report.html`, `report.md` and the plots of the latter.
-
-    Returns:
-        The results of the run, the sections of its report, and the page.
-    """
+    """Writes `report.html`, `report.md` and its plots; returns the outcome, the report's sections, and the page."""
     files = RunFolder(run.output_dir)
-    history, own = read_metrics(files.metrics), _sections(run, result)
-    outcome = Outcome(
-        result=result,
-        facts=_facts(run),
-        figures=result.figures,
-        history=history,
-        examples=shown.examples.chosen() if shown.examples else [],
-        worst=shown.worst,
-        sections=own,
-        samples=shown.samples,
-        predicted=predicted_parts(run) if holds_all(run) else None,
-    )
+    # Scores per class are shown in the task's own sections.
+    history = [without_classes(line, run.task.scores) for line in read_metrics(files.metrics)]
+    predicted = predicted_parts(run) if holds_all(run) else None
+    outcome = Outcome(result, _facts(run), charts(history, run.best.name), shown, _sections(run, result), predicted)
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
     html = render.render_html(title, below, parts)
     write_text(files.report_html, html)
@@ -298,26 +237,17 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
     }
 
 
-def write_predictions(
-    records: Iterable[Record], path: Path, see: Callable[[int, Record], None] = lambda line, record: None
-) -> None:
-    """Writes one JSON line per record, and calls `see` with the number of each line and its record."""
-    with written_whole(path) as file:
-        for line, record in enumerate(records, start=1):
-            see(line, record)
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-
 def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
-    """Writes the predictions of every evaluation set; adds examples and the worst of the first set to `shown`."""
+    """Writes the predictions of every evaluation set as JSON lines; adds those of the first set to `shown`."""
     for place, (name, evaluation) in enumerate(result.evaluations.items()):
-        file = RunFolder(run.output_dir).predictions(name)
-        if place > 0:
-            write_predictions(evaluation.records, file)
-            continue
-        shown.examples = Examples(run.task)
-        shown.worst = Worst(run.task) if run.task.has("error") else None
-        write_predictions(evaluation.records, file, shown.see)
+        if place == 0:
+            shown.examples = Examples(run.task)
+            shown.worst = Worst(run.task) if run.task.has("error") else None
+        with written_whole(RunFolder(run.output_dir).predictions(name)) as file:
+            for line, record in enumerate(evaluation.records, start=1):
+                if place == 0:
+                    shown.see(line, record)
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -101,13 +101,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Repeats:
-    """Finished runs that differ only in their seed.
-
-    Args:
-        records: the runs, two or more.
-        name: the figure that is compared.
-        values: its value in each run.
-    """
+    """Two or more finished runs that differ only in their seed, with the values of the figure `name`."""
 
     records: Sequence[Record]
     name: str
@@ -217,10 +211,7 @@ def find_records(folder: Path) -> list[Record]:
 
 
 def differences(one: Record, other: Record) -> list[Difference]:
-    """Returns all differences between two runs, section by section.
-
-    Measurements (times, rates, memory) are ignored, because they differ between any two runs.
-    """
+    """Returns all differences between two runs by section, without measurements, which differ between any two."""
     found = []
     for section in SECTIONS:
         left, right = one.part(section), other.part(section)

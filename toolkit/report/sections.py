@@ -19,8 +19,8 @@ from toolkit.config.keys import to_yaml
 from toolkit.config.sections import Config
 from toolkit.document.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
 from toolkit.metrics.score import without_classes
-from toolkit.report.curves import History, curves
-from toolkit.report.examples import Example, Worst
+from toolkit.report.curves import Chart
+from toolkit.report.examples import Example, Shown, Worst
 from toolkit.report.runs import folder_of
 from toolkit.report.scores import Scores, base_name, readable
 from toolkit.report.system import cost_blocks, samples_of, system_blocks
@@ -37,7 +37,7 @@ def holds_all(run: Run) -> bool:
 
 
 def memory_section(run: Run, memory: MemoryUse, predicted: Mapping[str, int] | None) -> list[Block]:
-    """Returns the content of the section: `memory_table`, and what cannot be compared."""
+    """Returns `memory_table` with notes on comparing both."""
     notes = []
     if not holds_all(run):
         notes.append("The model or its optimizer is split over the processes; no prediction is shown for that.")
@@ -50,13 +50,7 @@ def memory_section(run: Run, memory: MemoryUse, predicted: Mapping[str, int] | N
 
 
 def memory_table(memory: MemoryUse, predicted: Mapping[str, int] | None = None, device: str = "cuda") -> list[Block]:
-    """Returns a table of measured and predicted memory by part.
-
-    Args:
-        memory: measured bytes.
-        predicted: predicted bytes by the names of `MEMORY`, may be incomplete; None without a prediction.
-        device: type of the device.
-    """
+    """Returns a table of measured and, as far as they are known, predicted bytes by the parts of `MEMORY`."""
     rows: list[list[Any]] = []
     for part, words in MEMORY.items():
         count = getattr(memory, part)
@@ -90,7 +84,7 @@ ON_GPUS = (
 
 
 def time_section(run: Run, seconds: Mapping[str, float]) -> list[Block]:
-    """Returns the content of the section: `time_table`, and what the numbers do not show."""
+    """Returns `time_table` with notes on reading it."""
     table = time_table(seconds)
     if table is None:
         return []
@@ -104,11 +98,7 @@ def time_section(run: Run, seconds: Mapping[str, float]) -> list[Block]:
 
 
 def time_table(seconds: Mapping[str, float]) -> Table | None:
-    """Returns a table of the phases that took time, in the order of a step; None if none did.
-
-    Args:
-        seconds: seconds by phase.
-    """
+    """Returns a table of the phases that took time, in the order of a step; None if none did."""
     total = sum(seconds.values())
     rows: list[list[Any]] = [
         [name, Cell(format_duration(seconds[name]), seconds[name]), share_cell(seconds[name] / total), meaning]
@@ -157,29 +147,17 @@ DESCRIBED = ["input", "prediction", "expected"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a run for its report.
-
-    Args:
-        result: the engine's result.
-        facts: content of `run.json`.
-        figures: metrics and measurements by name.
-        history: lines of `metrics.jsonl`.
-        examples: a few predictions, with their lines.
-        worst: largest errors of the first evaluation set; None if the task cannot rank errors.
-        sections: the task's own sections.
-        samples: texts that the model generated.
-        predicted: predicted bytes of parts of the memory, by the names of `MEMORY`; None without a prediction.
-    """
+    """Results of a run for its report."""
 
     result: FitResult
     facts: Mapping[str, Any]
-    figures: Mapping[str, Any]
-    history: History
-    examples: Sequence[Example]
-    worst: Worst | None
+    """Content of `run.json`."""
+    charts: Sequence[Chart]
+    shown: Shown
     sections: Sequence[Section]
-    samples: Sequence[str]
+    """The task's own."""
     predicted: Mapping[str, int] | None = None
+    """Bytes of parts of the memory, by the names of `MEMORY`."""
 
 
 def lead(run: Run, facts: Mapping[str, Any]) -> str:
@@ -192,19 +170,17 @@ def lead(run: Run, facts: Mapping[str, Any]) -> str:
 
 def sections(run: Run, outcome: Outcome) -> list[Section]:
     """Returns all sections of a run's report, in order."""
-    # Scores per class are shown in the task's own sections.
-    history = [without_classes(line, run.task.scores) for line in outcome.history]
-    figures = curves(history, run.best.name)
-    drawing = RunFolder(run.output_dir).curves.name
+    shown, drawing = outcome.shown, RunFolder(run.output_dir).curves.name
+    figures = [chart.figure for chart in outcome.charts]
     changed = [change for change in changes(run.cfg) if PLAIN.get(change.key) != change.value]
     parts = [
         Section("Result", _result(run, outcome)),
         Section("Curves", [Gallery(figures, "Curves over the steps", drawing)] if figures else []),
         *outcome.sections,
         Section("Data", [_rows(outcome.facts), *_labels(outcome.facts), *map(Text, run.data.notes)]),
-        Section(WORST, _worst(run, outcome.worst)),
-        Section(EXAMPLES, _examples(run, outcome.examples)),
-        Section(SAMPLES, [Code(sample) for sample in outcome.samples]),
+        Section(WORST, _worst(run, shown.worst)),
+        Section(EXAMPLES, _examples(run, shown.examples.chosen() if shown.examples else [])),
+        Section(SAMPLES, [Code(sample) for sample in shown.samples]),
         Section("Environment", [_pairs(_where(run, outcome.facts), "what", "value")]),
         Section("Time, energy and machine", _used(run, outcome)),
         Section("Techniques used", _switches(changed)),
@@ -224,7 +200,7 @@ def _result(run: Run, outcome: Outcome) -> list[Block]:
     scores = Scores.of(outcome.result, run.task)
     header, rows = scores.table()
     shown = {row.name for row in scores.rows} | scores.figures.keys()
-    figures = readable(without_classes(outcome.figures, run.task.scores))
+    figures = readable(without_classes(outcome.result.figures, run.task.scores))
     further = {name: value for name, value in figures.items() if name not in shown and not name.startswith(PREFIX)}
     return [
         _highlights(run, outcome, scores),
@@ -326,7 +302,7 @@ def _where(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _used(run: Run, outcome: Outcome) -> list[Block]:
     samples = samples_of(run.output_dir, run.mesh.size)
-    costs = cost_blocks(outcome.figures, outcome.facts["energy_source"], run.cfg)
+    costs = cost_blocks(outcome.result.figures, outcome.facts["energy_source"], run.cfg)
     return [*costs, *system_blocks(samples)]
 
 

@@ -25,14 +25,7 @@ Samples = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Curve:
-    """A figure of the samples.
-
-    Args:
-        title: what it shows.
-        label: name and unit of the vertical axis.
-        names: entries of a sample that are added up.
-        unit: what values are divided by.
-    """
+    """A figure of the samples: the sum of some of their entries, divided by a unit."""
 
     title: str
     label: str
@@ -55,11 +48,7 @@ CURVES = (
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """Returns the samples of a process; lines that cannot be read are left out.
-
-    Raises:
-        OSError: if the file cannot be read.
-    """
+    """Returns the samples of a process; skips lines that cannot be read."""
     found = []
     for line in read_file(path).split(b"\n"):
         try:
@@ -78,11 +67,7 @@ def samples_of(folder: Path, processes: int) -> dict[int, list[dict[str, Any]]]:
 
 
 def system_blocks(samples: Mapping[int, Samples]) -> list[Block]:
-    """Returns the curves of a run; a figure needs two samples.
-
-    Args:
-        samples: those of each process, by rank.
-    """
+    """Returns the curves of a run from the samples of each rank; a figure needs two samples."""
     clocks = {rank: _clock(each) for rank, each in samples.items()}
     end = max((clock[-1] for clock in clocks.values() if clock), default=0.0)
     unit, name = (MINUTE, "minutes") if end > LONG else (1.0, "seconds")
@@ -103,7 +88,7 @@ def system_blocks(samples: Mapping[int, Samples]) -> list[Block]:
 
 
 def _clock(samples: Samples) -> list[float]:
-    """Returns the time of each sample in seconds of training; the clock of a later session goes on where one ended."""
+    """Returns the time of each sample in seconds of training; a later session continues the clock of the former."""
     found, before, last = list[float](), 0.0, 0.0
     for sample in samples:
         if sample["seconds"] < last:
@@ -123,13 +108,7 @@ def _line(curve: Curve, samples: Samples, times: Sequence[float]) -> Line:
 
 
 def cost_blocks(figures: Mapping[str, Any], source: str | None, cfg: Config) -> list[Block]:
-    """Returns the table of time, energy, emissions and price, and where the figures come from.
-
-    Args:
-        figures: those of the run, by name.
-        source: how energy was measured, in words.
-        cfg: the settings.
-    """
+    """Returns the table of time, energy, emissions and price, and their sources; `source` is that of the energy."""
     rows = [[name, text] for name, text in cost_rows(figures, source, cfg.train.target_metric).items()]
     words = []
     if source and "energy_wh" in figures:
@@ -142,13 +121,7 @@ def cost_blocks(figures: Mapping[str, Any], source: str | None, cfg: Config) -> 
 
 
 def cost_rows(figures: Mapping[str, Any], source: str | None, target: Mapping[str, float]) -> dict[str, str]:
-    """Returns what a run took as text, by name.
-
-    Args:
-        figures: those of the run, by name.
-        source: how energy was measured, in words.
-        target: `train.target_metric`.
-    """
+    """Returns time, energy, emissions and price of a run, also until its `train.target_metric`, as text by name."""
     found, guessed = dict[str, str](), " (estimated)" if "estimated" in (source or "") else ""
     if (seconds := figures.get("run_seconds")) is not None:
         found["time of training and evaluation"] = format_duration(seconds)

@@ -175,18 +175,18 @@ def test_memory_stands_beside_what_was_predicted(page: str) -> None:
 
 def test_curves_leave_out_what_is_not_there() -> None:
     history = [{"step": 1, "loss": None, "eval_loss": 2.0}, {"step": 2, "loss": 1.0, "eval_x": 1.0}]
-    figures = curves.curves(history, "eval_x")
-    assert [figure.title for figure in figures] == ["Loss"]  # one point of a metric is no curve
-    assert "training (1 not finite)" in figures[0].drawing.svg()
-    assert curves.curves([], "eval_x") == []
+    (chart,) = curves.charts(history, "eval_x")
+    assert chart.title == chart.figure.title == "Loss"  # one point of a metric is no curve
+    assert "training (1 not finite)" in chart.figure.drawing.svg()
+    assert curves.charts([], "eval_x") == []
     one = {"step": 7, "loss": 1.0, "learning_rate": 0.1, "interval_items_per_second": 5.0, "peak_memory_bytes": 2}
-    assert curves.curves([one], "eval_x") == []
+    assert curves.charts([one], "eval_x") == []
 
 
 def test_speed_is_that_of_the_interval() -> None:
     history = [{"step": i, "train_items_per_second": 1.0, "interval_items_per_second": float(i)} for i in (1, 2)]
-    (figure,) = curves.curves(history, "eval_x")
-    assert "speed, step 2: 2<" in figure.drawing.svg()
+    (chart,) = curves.charts(history, "eval_x")
+    assert "speed, step 2: 2<" in chart.figure.drawing.svg()
 
 
 class Plain:
