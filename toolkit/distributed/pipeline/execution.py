@@ -43,15 +43,7 @@ class Links:
 
     @in_phase("exchange")
     def send(self, tensor: Tensor, kind: Kind, to: int, stage: int, number: int) -> None:
-        """Sends a tensor and keeps it until `wait`.
-
-        Args:
-            tensor: any shape.
-            kind: the pass that produced it.
-            to: pipeline rank of the receiver.
-            stage: the stage of the model that produced it.
-            number: position of the micro-batch.
-        """
+        """Sends a tensor of a stage and micro-batch to a pipeline rank, and keeps it until `wait`."""
         tensor = tensor.detach().contiguous()
         group = self._group(kind, self._mesh.pipeline_rank, to)
         # gloo matches messages by their tag; NCCL, which ignores it, by their order.
@@ -60,15 +52,7 @@ class Links:
 
     @in_phase("exchange")
     def receive(self, like: Tensor, kind: Kind, source: int, stage: int, number: int) -> Tensor:
-        """Waits for a tensor and returns it; arguments as for `send`.
-
-        Args:
-            like: a tensor of the same shape, type and device.
-            kind: the pass that produced it.
-            source: pipeline rank of the sender.
-            stage: the stage of the model that produced it.
-            number: position of the micro-batch.
-        """
+        """Waits for the tensor of a stage and micro-batch, of the shape, type and device of `like`, and returns it."""
         tensor = torch.empty_like(like, memory_format=torch.contiguous_format, requires_grad=False)
         group = self._group(kind, source, self._mesh.pipeline_rank)
         dist.recv(tensor, self._rank(source), group, tag=self._tag(stage, number))
@@ -76,7 +60,7 @@ class Links:
 
     @in_phase("exchange")
     def wait(self, number: int | None = None) -> None:
-        """Waits until what was sent for a micro-batch, or for all of them, has arrived."""
+        """Waits until the tensors of a micro-batch, or of all of them, have arrived."""
         # Each only once: gloo waits for its timeout if a message that has arrived is waited for again.
         for each in list(self._sent) if number is None else [number]:
             for work, _ in self._sent.pop(each, ()):
@@ -198,7 +182,7 @@ class Executor:
         return total
 
     def forward(self, stage: int, number: int, inputs: Mapping[str, Any]) -> tuple[Any, Tensor | None]:
-        """Runs a stage and sends its output on; returns the output, and what was received."""
+        """Runs a stage and sends its output on; returns the output and the received tensor."""
         received: list[Tensor] = []
 
         def receive(like: Tensor) -> Tensor:

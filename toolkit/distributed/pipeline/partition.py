@@ -20,23 +20,14 @@ ARCHITECTURES = frozenset({"bert", "roberta", "electra", "distilbert", "gpt2", "
 
 @dataclass(frozen=True)
 class Parts:
-    """The modules of a model in the order of its forward pass.
-
-    Args:
-        before: modules in front of the stack (embeddings), each with its own parameters only.
-        stack: the list of layers.
-        after: modules behind the stack (final normalisation, pooler, head), likewise.
-    """
+    """The modules of a model in the order of its forward pass: `before` (embeddings), `stack`, `after` (norm, head)."""
 
     before: Sequence[nn.Module]
     stack: nn.ModuleList
     after: Sequence[nn.Module]
 
     def costs(self) -> list[int]:
-        """Returns the weights that a token is multiplied with in each layer, and in what surrounds the stack.
-
-        The operations of a pass are proportional to it. Embeddings are looked up, so they cost nothing.
-        """
+        """Returns the weights that a token is multiplied with in each layer and around the stack, not in embeddings."""
         costs = [_weights(layer.modules()) for layer in self.stack]
         costs[0] += _weights(self.before)
         costs[-1] += _weights(self.after)

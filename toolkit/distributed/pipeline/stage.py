@@ -125,12 +125,9 @@ def _empty(modules: Iterable[nn.Module], device: torch.device, keep: Iterable[nn
 
 
 class WeightGradients:
-    """The gradients of a stage's matrices that are still to be computed.
+    """The gradients of the matrices of a model's linear layers that are still to be computed.
 
-    Until then, what their layers received in the forward and in the backward pass is kept.
-
-    Args:
-        model: the model whose linear layers leave the gradient of their weight to this object.
+    Until then, the inputs of the layers and the gradients of their outputs are kept.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -141,17 +138,12 @@ class WeightGradients:
                 module.forward = partial(_forward, module, self._new)
 
     def keep(self, stage: int, number: int) -> None:
-        """Keeps what the last backward pass has left for `compute`.
-
-        Args:
-            stage: the stage of the model.
-            number: position of the micro-batch.
-        """
+        """Keeps the inputs and gradients of the last backward pass, of a stage and micro-batch, for `compute`."""
         self._kept[stage, number] = [*self._new]
         self._new.clear()
 
     def compute(self, stage: int, number: int) -> None:
-        """Adds the gradients that one micro-batch has left, as a backward pass would; arguments as for `keep`."""
+        """Adds the gradients of a micro-batch's weights, as a backward pass would."""
         with torch.no_grad():
             for add in self._kept.pop((stage, number)):
                 add()

@@ -37,10 +37,6 @@ class OwnDropout:
 
     The seed is drawn from the common random numbers. These are then the same on all processes again, and activation
     checkpointing, which restores them, repeats the masks. Without dropout nothing is drawn.
-
-    Args:
-        config: the model's configuration.
-        mesh: the processes, in one dimension.
     """
 
     def __init__(self, config: PreTrainedConfig, mesh: DeviceMesh) -> None:
@@ -119,11 +115,7 @@ def _style(module: nn.Module, style: str) -> ParallelStyle:
 
 
 class Conv1DColumns(ParallelStyle):
-    """Splits the outputs of a `transformers.pytorch_utils.Conv1D`, a linear layer with a transposed weight.
-
-    Args:
-        parts: number of matrices of the same size that the layer stores side by side; each is split.
-    """
+    """Splits the outputs of transformers' `Conv1D`, whose weight is transposed; it may hold `parts` equal matrices."""
 
     def __init__(self, parts: int) -> None:
         super().__init__()
@@ -145,7 +137,7 @@ class Conv1DColumns(ParallelStyle):
 
 
 class Conv1DRows(ParallelStyle):
-    """Splits the inputs of a `transformers.pytorch_utils.Conv1D`, a linear layer with a transposed weight."""
+    """Splits the inputs of transformers' `Conv1D`, a linear layer with a transposed weight."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _distribute(module, device_mesh, weight=Shard(0), bias=Replicate())

@@ -37,17 +37,14 @@ STYLES = {
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """How the layers of an architecture are split over processes.
-
-    Args:
-        styles: the style of each layer that is split, by regular expression of its name in the base model.
-        sizes: fields of the configuration that the number of processes must divide.
-        divided: attributes of modules to divide by the number of processes, by regular expression of the names.
-    """
+    """How the layers of an architecture are split over processes."""
 
     styles: Mapping[str, str]
+    """The style of each layer that is split, by regular expression of its name in the base model."""
     sizes: tuple[str, ...]
+    """Fields of the configuration that the number of processes must divide."""
     divided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Attributes of modules to divide by the number of processes, by regular expression of the names."""
 
 
 _HEADS = ("num_attention_heads", "intermediate_size")

@@ -45,15 +45,10 @@ _SHAPED = {Tensor.flatten, torch.flatten, Tensor.view, Tensor.reshape, torch.res
 
 
 class SplitLogits(Tensor):
-    """Logits `[..., vocabulary]` that look complete; this process has those of its part of the vocabulary.
+    """Logits `[..., vocabulary]` that look complete; this process has its part of the vocabulary in `own`.
 
-    The cross entropy, arithmetic on single logits, and changes of the other dimensions keep them split. Everything else
+    The cross entropy, arithmetic on single logits, and changes of other dimensions keep them split. Everything else
     gathers them first, which every process of the mesh must do.
-
-    Args:
-        own: this process's logits.
-        mesh: the processes, in one dimension.
-        size: size of the vocabulary.
     """
 
     own: Tensor
@@ -188,16 +183,10 @@ class _Losses(torch.autograd.Function):
 
 
 def split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery, shards: int = 1) -> None:
-    """Splits the output head and the input embeddings of a model, and embeddings that share their weights, in place.
+    """Splits the output head, the embeddings and modules that share their weights; arguments as for `split_layers`.
 
-    Models without a linear output head over the vocabulary, and those whose embeddings compute something else than a
-    lookup and a factor, are left as they are.
-
-    Args:
-        model: a model whose weights the main process has.
-        mesh: the processes, in one dimension.
-        deliver: provides weights before they are split.
-        shards: number of further processes over which each part is sharded (FSDP).
+    Models without a linear head over the vocabulary, and embeddings that compute more than a lookup and a factor, stay
+    whole.
     """
     head, *tables = vocabulary_modules(model) or [None]
     if head is None or not divides([len(module.weight) for module in (head, *tables)], mesh.size(), shards):
