@@ -71,7 +71,7 @@ SERVE_PORT = 8000
 LIMITS = {
     "--max-rows": (options.at_least(1), "rows per request"),
     "--max-body-mb": (options.number_from(0.001), "megabytes per request"),
-    "--max-queue": (options.at_least(1), "requests that wait or are computed; a further one is refused (429)"),
+    "--max-queue": (options.at_least(1), "requests that wait or are computed; further ones are rejected (429)"),
     "--timeout": (options.number_from(0.001), "seconds to receive a request, and then to answer it"),
     "--batch-wait-ms": (options.number_from(0), "milliseconds for which a batch with room waits for more rows"),
 }

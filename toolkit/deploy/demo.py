@@ -86,7 +86,7 @@ def from_text(text: str, messages: bool) -> Any:
 
 
 FONT, FONT_MONO = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
-"""Fonts of the reader's system; those of gradio's themes come from Google."""
+"""Fonts of the reader's system; gradio's themes load theirs from Google."""
 SHOWN_CLASSES = 8
 TABLES = ("n_best", "entities")
 """Values of answers that are lists of mappings."""
@@ -228,7 +228,7 @@ class OwnFiles:
         await self._app(scope, replayed, send)
 
     def _refused(self, body: bytes) -> Refusal | None:
-        """Returns why a body is refused, or None."""
+        """Returns why a body is rejected, or None."""
         if len(body) > self._max_body:
             return Refusal(413, "the request is too large")
         try:

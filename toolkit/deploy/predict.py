@@ -147,13 +147,13 @@ def _joined(run: TrainedRun, inputs: Sequence[Input]) -> EvalData:
 
 
 CONSIDERED = {"scores": "score", "n_best": "n_best"}
-"""Columns of `Task.answer_columns` that tables leave out unless asked for, and the names of their columns there."""
+"""Columns of `Task.answer_columns` that tables have only with `all_scores`, and their names there."""
 FILE, UNSURE, ERROR = "file", "unsure", "error"
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What the answers contain.
+    """The contents of the answers.
 
     Args:
         threshold: adds the column `unsure`, whether the score is below; None adds none.
@@ -164,7 +164,7 @@ class AnswerOptions:
     all_scores: bool = False
 
     def check(self, task: Task) -> None:
-        """Checks that the task's predictions have what is asked for.
+        """Checks that the task's predictions have scores if these options need them.
 
         Raises:
             InputError: if they have no score.
@@ -228,7 +228,7 @@ class Answers:
 
 
 def carried(raw: RawRow) -> dict[str, Any]:
-    """Returns a row's values as they are in the input; bytes that are not text are written as escapes."""
+    """Returns a row's values unchanged, but bytes that are not text as escapes."""
     if raw.reason is None:
         return dict(raw.values or {})
     return {
@@ -262,7 +262,7 @@ def answer(
         run: the finished run.
         inputs: the inputs.
         output: the file to write; None shows every row on the terminal.
-        options: what the answers contain.
+        options: the contents of the answers.
         skips_rows: whether unusable rows of an output have the column `error` instead of a prediction.
 
     Raises:

@@ -19,7 +19,7 @@ def push_run(run_folder: Path, repository: str | None, private: bool) -> None:
 
     Args:
         run_folder: the run's `output_dir`.
-        repository: `owner/name`; None for that of the run's settings, or the name of its folder.
+        repository: `owner/name`; None for the one in the run's settings, or the name of its folder.
         private: whether a new repository is private; otherwise as in the run's settings.
 
     Raises:

@@ -54,7 +54,7 @@ def refuse_other_settings(overrides: Sequence[str], known: Sequence[str]) -> Non
     keys = [override.partition("=")[0] for override in overrides]
     names = join([f"data.{name}" for name in known], "and")
     others = f"a finished run is used as it was trained; only {names} can be changed, because they concern reading"
-    policy = "no rows are skipped here: predict writes why a row has no prediction (or refuses it: --bad-rows error)"
+    policy = "no rows are skipped here: predict writes why a row has no prediction (or rejects it: --bad-rows error)"
     why = {f"data.{name}": policy for name in POLICY}
     if wrong := [key for key in keys if key.split(".")[:2] not in [["data", name] for name in known]]:
         raise ConfigError([f"{key}: {why.get(key, others)}" for key in wrong])
@@ -252,7 +252,7 @@ def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
 
 
 def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) -> TrainedRun:
-    """Loads a finished run's processor and model, if they are as they were written, onto the device."""
+    """Loads a finished run's processor and model onto the device, after verifying their checksums."""
     saved = RunFolder(folder).model
     on_main(accelerator, refuse_damaged_model, folder)
     model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})

@@ -49,7 +49,7 @@ class Card:
         facts: content of `run.json`.
         scores: the scores of all evaluation sets, as Markdown.
         adapted: whether the model is a folder of adapters.
-        usage: Python code that loads the model; None for that of transformers or peft.
+        usage: Python code that loads the model; None for code with transformers or peft.
     """
 
     name: str
@@ -129,7 +129,7 @@ def _usage(card: Card) -> str:
 
 
 def _use(task: Task) -> str:
-    """Describes what the model predicts, and from what, in the words of the task's columns."""
+    """Describes inputs and predictions of the model in the words of the task's columns."""
     columns = used_columns(task)
     inputs = "; ".join(column.help for column in columns.values() if not column.label)
     labels = "; ".join(column.help for column in columns.values() if column.label)

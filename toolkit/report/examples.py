@@ -32,7 +32,7 @@ class Worst:
 
     @property
     def error_name(self) -> str:
-        """Name of what the first number of an error measures."""
+        """Name of the measure that is the first number of an error."""
         return self._task.error_name
 
     def see(self, line: int, record: Record) -> None:

@@ -84,11 +84,11 @@ def _own_sha256(content: Mapping[str, Any]) -> str:
 
 
 def damaged(folder: Path, facts: Mapping[str, Any], within: str = "") -> list[str]:
-    """Returns what is wrong with the files of a finished run, one phrase for each file.
+    """Returns the damages of a finished run, one phrase for each file.
 
     Args:
         folder: the run's folder.
-        facts: content of its `run.json`; that of an older version has no checksums.
+        facts: content of its `run.json`; older versions have no checksums.
         within: only files whose path begins with this.
     """
     problems = [] if is_intact(facts) else ["run.json is not as it was written (its sha256 differs)"]
@@ -139,7 +139,7 @@ MOST_DIFF_BYTES = 2**20
 def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestones) -> None:
     """Writes `config.yaml` (resolved), `run.json`, and, if there are any, bad rows and uncommitted changes.
 
-    Until there are new results, `run.json` keeps those of the session before a resume.
+    Until there are new results, `run.json` keeps the results of the session before a resume.
 
     Args:
         run: the run, once all checks have passed.

@@ -1,4 +1,4 @@
-"""Writes the results of a run: model, predictions, report, and what trackers exhibit."""
+"""Writes the results of a run: model, predictions, report, and the exhibits of trackers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ SHOWN_EXAMPLES = 3
 def write_results(run: Run, result: FitResult, model_is_kept: Callable[[], None]) -> None:
     """Writes the results of a run, shows a summary and pushes the model. Call it on the main process only.
 
-    No other process may be needed here, because those of a command line have exited. If one step fails, the others are
+    It may need no other process, because the processes of a command line have exited. If one step fails, the others are
     still done.
 
     Args:

@@ -170,7 +170,7 @@ def read_record(folder: Path) -> Record:
 
 
 def _unusable(facts: Any) -> str | None:
-    """Returns what is wrong with the content of `run.json`, if anything."""
+    """Returns the problem of the content of `run.json`, if there is one."""
     if not isinstance(facts, Mapping) or not is_intact(facts):
         return "run.json is not as it was written"
     wrong = [name for name, kind in _TYPES.items() if not isinstance(facts.get(name, kind()), kind)]

@@ -93,7 +93,7 @@ class Scores:
 
     @property
     def rows(self) -> list[ShownScore]:
-        """All scores except those of single classes; the first of each set is the one to trust."""
+        """All scores except per class; the first of each set is the one to trust."""
         rows = []
         for name, metrics in self.metrics.items():
             quality = self.quality.get(name, Quality())
@@ -128,7 +128,7 @@ class Scores:
         }
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Returns the header and the rows of a table; empty columns are left out."""
+        """Returns the header and the rows of a table; without empty columns."""
         rows, header = self.rows, ("score", "value", "95 % interval", self.constant, "before training")
         kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
         return [header[place] for place in kept], [[row[place] for place in kept] for row in rows]

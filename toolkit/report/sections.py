@@ -75,9 +75,9 @@ def _bytes(count: int) -> Cell:
 
 
 MEANINGS = {**PHASES, OTHER: "all else, for instance the code between these phases"}
-"""The phases, and what the report says about them."""
+"""The phases, and their descriptions in the report."""
 ON_GPUS = (
-    "The clock is that of the CPU, which hands work over to the GPU and goes on. So forward, backward and update are "
+    "The clock is that of the CPU, which hands work over to the GPU and continues. So forward, backward and update are "
     "the time to hand it over, and the wait for the GPU is in clip, where the norm of the gradient is read. "
     "`toolkit profile` waits for the GPU after each phase."
 )

@@ -16,7 +16,7 @@ from toolkit.document.charts import Line, line_chart
 
 MIB, MINUTE = 2**20, 60.0
 MOST_RANKS = 8
-"""Processes whose curves are drawn; the files have those of all."""
+"""Processes whose curves are drawn; all have files."""
 LONG = 10 * MINUTE
 """Seconds from which the horizontal axis shows minutes."""
 
@@ -108,7 +108,7 @@ def _line(curve: Curve, samples: Samples, times: Sequence[float]) -> Line:
 
 
 def cost_blocks(figures: Mapping[str, Any], source: str | None, cfg: Config) -> list[Block]:
-    """Returns the table of time, energy, emissions and price, and their sources; `source` is that of the energy."""
+    """Returns the table of time, energy, emissions and price, and their sources."""
     rows = [[name, text] for name, text in cost_rows(figures, source, cfg.train.target_metric).items()]
     words = []
     if source and "energy_wh" in figures:

@@ -48,7 +48,7 @@ class MLflow:
         return {(name, each.step) for name in names for each in client.get_metric_history(run_id, name)}
 
     def numbers(self, values: Mapping[str, int | float], step: int) -> None:
-        """Logs the numbers that the run does not have already; characters that MLflow refuses become `_`."""
+        """Logs the numbers that the run does not have already; characters that MLflow rejects become `_`."""
         named = {re.sub(r"[^\w. /-]", "_", name): value for name, value in values.items()}
         new = {name: value for name, value in named.items() if (name, step) not in self._sent}
         if new:

@@ -47,10 +47,10 @@ class Sink(Protocol):
         """Logs numbers by their tag."""
 
     def histograms(self, found: Mapping[str, Histogram], step: int) -> None:
-        """Logs histograms by their tag; a tracker without histograms leaves them out."""
+        """Logs histograms by their tag; a tracker without histograms skips them."""
 
     def show(self, exhibits: Exhibits) -> None:
-        """Shows what a finished run has to show."""
+        """Shows the pictures, tables and page of a finished run."""
 
     def finish(self) -> None:
         """Ends the tracker."""
@@ -72,7 +72,7 @@ def tag(name: str) -> str:
 
 
 def final_numbers(exhibits: Exhibits) -> dict[str, int | float]:
-    """Returns the final metrics by their tags, `final/<name>`: those of the model that was kept, not of a step."""
+    """Returns the metrics of the final model, which belong to no step, by their tags `final/<name>`."""
     return {f"final/{name}": value for name, value in finite_numbers(exhibits.results)}
 
 

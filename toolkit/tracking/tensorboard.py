@@ -22,14 +22,14 @@ class TensorBoard:
     """
 
     id = None
-    keeps_sent = False  # what follows the step of the checkpoint is hidden, and written again
+    keeps_sent = False  # numbers after the step of the checkpoint are hidden, and written again
 
     def __init__(self, run: TrackedRun) -> None:
         from accelerate.tracking import TensorBoardTracker
 
         self._settings = run.plain_settings
         name = f"{folder_name(run.project)}/{folder_name(run.name)}"
-        # The purge hides what an interrupted run wrote after the checkpoint from which this run resumes.
+        # The purge hides numbers that an interrupted run wrote after the checkpoint from which this run resumes.
         self._tracker = TensorBoardTracker(name, run.folder, purge_step=run.start_step + 1)
         self._tracker.start()
         if not run.start_step:

@@ -167,7 +167,7 @@ def tracker_problems(tracking: TrackingConfig) -> list[str]:
 
 
 class Tracker:
-    """Writes the run's numbers, on the main process only; a context manager that closes what was opened.
+    """Writes the run's numbers, on the main process only; a context manager that closes its file and trackers.
 
     A resumed run truncates `metrics.jsonl` to its checkpoint's step and appends to it. Trackers continue the previous
     run as far as they can (see `toolkit.tracking.tracker`).
@@ -178,7 +178,7 @@ class Tracker:
         path: the file `metrics.jsonl`.
         start_step: step that training resumes from, 0 for a new run.
         shown_names: metrics that the progress bar shows besides the loss.
-        mark: what `metrics.jsonl` was when the checkpoint of that step was written, if it is known.
+        mark: `mark_of` the file at the checkpoint of that step, if it is known.
         trackers: the run's trackers, which stay open after a training that ends well, for its report; by default own
             ones, which are closed.
     """
@@ -213,7 +213,7 @@ class Tracker:
         """
         if not self._cfg.tracking.report_to:
             return
-        # Before the file is truncated: it has what the previous session has sent.
+        # Before the file is truncated: it has the lines that the previous session sent.
         sent = frozenset(map(kind_of_line, readable_lines(self._path)))
         self._trackers.start(self._start, sent)
 

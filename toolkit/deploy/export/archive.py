@@ -24,7 +24,7 @@ from toolkit.report.card import Card, model_card, scores_of
 SUFFIXES = (".json", ".html", ".md", ".txt", ".py")
 """Suffixes of the exported files in which paths of this machine are shortened."""
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt")
-"""Files that are left as they are: they hold no paths, but tokens that may look like one."""
+"""Files to copy unchanged: they hold no paths, but tokens that may look like one."""
 
 _NO_PATHS = ("task.", "data.columns.")
 
@@ -109,7 +109,7 @@ def export_zip(run_folder: Path, recipe: str | None, output: Path, trust_remote_
     except OSError as error:
         raise RunError(f"cannot write {output.absolute()}: {disk_problem(error, output.parent) or error}") from error
     say(f"{output} ({format_bytes(output.stat().st_size)}) has the model, its card, the report and predict.py,")
-    say("which needs torch and transformers, but not the toolkit; README.txt tells how to use it")
+    say("which needs torch and transformers, but not the toolkit; README.txt explains its use")
 
 
 def _write_folder(run: TrainedRun, template: str, run_folder: Path, folder: Path) -> None:

@@ -101,7 +101,7 @@ class Request:
 def export_folder(request: Request) -> None:
     """Writes a folder with the model in a format, its processor, `parity.json`, a model card and a script.
 
-    The folder is there when everything in it is complete, and the outputs are those of the run; otherwise not at all.
+    The folder appears once it is complete and the outputs match the run; otherwise not at all.
     The parity is also shown, and written into the card of the run.
 
     Raises:
@@ -217,7 +217,7 @@ def _is_pair(run: TrainedRun) -> bool:
 
 
 def _write_script(run: TrainedRun, template: str, folder: Path, chosen: Format, names: Sequence[str]) -> None:
-    """Writes the script of a graph; that of an encoder-decoder contains the classes that generate with its two."""
+    """Writes the script of a graph; for an encoder-decoder, it contains the classes that generate with two graphs."""
     libraries, values = chosen.libraries, {"names": names, "program": chosen.module == "torch"}
     if _is_pair(run):
         libraries = tuple(dict.fromkeys((*libraries, "torch")))

@@ -103,7 +103,7 @@ class Format:
 
 
 def _write_program(example: Example, folder: Path, name: str) -> Written:
-    """Writes what `torch.export` traces."""
+    """Writes a program of `torch.export`."""
     file, shapes = folder / f"{name}.pt2", example.varying(lambda _: torch.export.Dim.DYNAMIC)
     inputs = dict(example.inputs)
     with quiet_exporters(), torch.no_grad():

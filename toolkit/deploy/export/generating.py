@@ -34,7 +34,7 @@ class TwoGraphs(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     device = torch.device("cpu")
     dtype = torch.float32
-    _supports_sdpa = True  # or the configurations of models that use it are refused
+    _supports_sdpa = True  # or transformers rejects the configurations of models that use it
 
     def __init__(
         self,

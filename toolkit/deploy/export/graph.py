@@ -115,7 +115,7 @@ def _repeated(batch: Batch) -> dict[str, Tensor]:
 
 @contextmanager
 def quiet_exporters() -> Iterator[None]:
-    """Suppresses what the exporters of torch and ONNX say about themselves; errors are raised."""
+    """Suppresses the warnings and logs of the exporters of torch and ONNX, not their errors."""
     loggers = [logging.getLogger(None if name == "root" else name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123

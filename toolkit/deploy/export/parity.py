@@ -26,14 +26,14 @@ from toolkit.engine.evaluation import evaluate
 REPEATS = 3
 """Passes of each model over a batch, of which the fastest counts: other work on the machine only adds to the time."""
 MASKED = 1e30
-"""Outputs beyond this are masks, which some models add at padding: they are no measure of how large outputs are."""
+"""Outputs beyond this are masks, which some models add at padding, and say nothing about the size of outputs."""
 WEIGHTS = (".safetensors", ".onnx", ".data", ".pt2")
 """Endings of the files of an export that hold the model."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A figure of the run's model, and that of the export."""
+    """A figure of the run's model and of the export."""
 
     run: float
     export: float
@@ -63,7 +63,7 @@ class Parity:
         batch_size: largest number of rows of a batch.
         threads: number of threads.
         size: bytes of both models' weights; of the run's in float32.
-        notes: what else is known about the format.
+        notes: further facts about the format.
     """
 
     format: str

@@ -27,7 +27,7 @@ LIBRARIES = {"text": (), "seq2seq": (), "image": ("pillow",), "audio": ("soundfi
 
 
 def generating_code() -> str:
-    """Returns the source of the classes that generate with two graphs, with what they import."""
+    """Returns the source of the classes that generate with two graphs, with their imports."""
     source = (Path(__file__).parent / "generating.py").read_text(encoding="utf-8")
     return source.partition("from __future__ import annotations\n")[2].strip()
 
@@ -51,7 +51,7 @@ def write_script(
     libraries: Sequence[str],
     **values: Any,
 ) -> None:
-    """Writes `predict.py` from a template, and `requirements.txt` with `libraries` and those of the modality."""
+    """Writes `predict.py` from a template, and `requirements.txt` with these libraries and the modality's."""
     # How transformers notes what a class needs; some extractors compute spectrograms with torch.
     own = [name for name in getattr(type(processor), "__backends", ()) if name == "torch" and name not in libraries]
     needed = (*libraries, *own, *LIBRARIES[task.modality])

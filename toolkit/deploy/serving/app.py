@@ -35,7 +35,7 @@ CHECKERS = 4
 LONGEST_RETRY = 60
 """Largest number of seconds in `Retry-After`."""
 CLOSED = 499
-"""Status when the client has gone; nobody receives it."""
+"""Status after the client has disconnected, for the log."""
 Read = Callable[[], list[dict[str, Any]]]
 """Returns the rows of a request that was received, or raises the refusal of it."""
 
@@ -99,7 +99,7 @@ class Service:
 
     @contextmanager
     def _place(self) -> Iterator[None]:
-        """Counts a request until it is answered; refuses it if there are too many."""
+        """Counts a request until it is answered; rejects it if there are too many."""
         if self._inside >= self.limits.max_queue:
             seconds = math.ceil(self._inside * self.worker.seconds_per_row)
             wait = min(max(1, seconds), LONGEST_RETRY)
@@ -174,7 +174,7 @@ def build(run: TrainedRun, name: str, limits: Limits) -> FastAPI:
 
 
 async def _in_time(work: Any, seconds: float, status: int, what: str) -> Any:
-    """Awaits work; refuses the request with `status` if it takes longer than `seconds`."""
+    """Awaits work; rejects the request with `status` after `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             return await work
@@ -198,7 +198,7 @@ async def _parts(request: Request, limits: Limits) -> list[tuple[str, Any]]:
 
 
 def _limited(request: Request, limits: Limits) -> Receive:
-    """Returns a request's `receive` with a limit for the body; refuses a known length above it."""
+    """Returns a request's `receive` with a limit for the body; rejects a known length above it."""
     receive, received = request.receive, 0
     over = Refusal(
         413, f"the body is larger than {limits.max_body_mb:g} MB; send several requests, or raise --max-body-mb"

@@ -63,7 +63,7 @@ class Limits:
     Args:
         max_rows: rows of a request.
         max_body_mb: size of a request's body, in megabytes.
-        max_queue: requests that are being received or wait for their answers; a further one is refused.
+        max_queue: requests that are being received or wait for their answers; further ones are rejected.
         timeout: seconds in which a request is received, and then answered.
         batch_wait_ms: milliseconds for which a batch with room waits for further requests.
     """
@@ -108,17 +108,17 @@ class Columns:
 
     @property
     def needed(self) -> list[str]:
-        """Names of those that every row must have."""
+        """Names of the columns that every row must have."""
         return [name for name, column in self.given.items() if is_needed(column, labelled=False)]
 
     @property
     def example(self) -> list[str]:
-        """Names of those that a row has in an example: the needed ones, or one of several that replace each other."""
+        """Names of the columns of an example row: the needed ones, or one of several alternatives."""
         return [self.names.get(name, name) for name in needed_columns(self.task)]
 
     @property
     def files(self) -> list[str]:
-        """Names of those that hold files."""
+        """Names of the columns that hold files."""
         return [name for name, column in self.given.items() if column.file]
 
 
@@ -163,7 +163,7 @@ def rows_of_form(parts: Iterable[tuple[str, Any]], columns: Columns, limits: Lim
 
 
 def checked_table(rows: Sequence[dict[str, Any]], columns: Columns, reading: Reading) -> Table:
-    """Checks the rows of a request, whose files are base64 or `(name, content)`; refuses them if any is unusable."""
+    """Checks the rows of a request, whose files are base64 or `(name, content)`; rejects them if any is unusable."""
     problems: list[Problem] = []
     held = {number: _with_files(row, number, columns, problems) for number, row in enumerate(rows, start=1)}
     for problem in problems:
@@ -186,7 +186,7 @@ def checked_table(rows: Sequence[dict[str, Any]], columns: Columns, reading: Rea
 
 
 def _with_files(row: Mapping[str, Any], number: int, columns: Columns, problems: list[Problem]) -> dict[str, Any]:
-    """Returns a row with the content of its files, and adds what is wrong with it to `problems`."""
+    """Returns a row with the content of its files, and adds its errors to `problems`."""
     for name in columns.needed:
         if name not in row:
             there = ", ".join(map(repr, row)) or "no column"

@@ -1,4 +1,4 @@
-"""Serves a finished run until the process is told to stop, only to the hosts that may ask."""
+"""Serves a finished run until a stop signal, and only to allowed hosts and origins."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def serve(app: ASGIApp, opened: socket.socket, grace: float, notes: Callable[[st
 
     host, port = opened.getsockname()[:2]
     try:
-        opened.listen(BACKLOG)  # whoever reads the address below can connect
+        opened.listen(BACKLOG)  # so that readers of the address below can connect
     except OSError as error:
         opened.close()
         raise _unusable(host, port, error) from error
@@ -142,7 +142,7 @@ def serve(app: ASGIApp, opened: socket.socket, grace: float, notes: Callable[[st
         loop="asyncio",
         http="h11",
         ws="none",
-        log_config=None,  # its warnings go where those of other libraries go
+        log_config=None,  # its warnings go to the same place as other libraries'
         access_log=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=math.ceil(grace),

@@ -67,7 +67,7 @@ Piece = tuple[Job, list[int]]
 
 
 def next_batch(jobs: deque[Job], run: TrainedRun) -> list[Piece]:
-    """Takes the rows to compute next: one batch of the first job and, while there is room, of those behind it.
+    """Takes the rows to compute next: one batch of the first job and, while there is room, of the next ones.
 
     Served jobs go to the end of `jobs`, so a request of few rows does not wait for one of many.
     """
@@ -148,7 +148,7 @@ class Worker:
         self._thread.join(seconds)
 
     def submit(self, table: Table) -> Job:
-        """Queues the rows of a request; refuses them if nothing can be computed any more."""
+        """Queues the rows of a request; rejects them once the worker has failed."""
         if not self.is_alive:
             raise self._unable()
         job = Job(table, time.monotonic())
@@ -175,7 +175,7 @@ class Worker:
             try:
                 job = self._queue.get(timeout=wait) if wait is None or wait > 0 else self._queue.get_nowait()
             except queue.Empty:
-                self._jobs = deque(each for each in self._jobs if not each.done.done())  # nobody waits for the others
+                self._jobs = deque(each for each in self._jobs if not each.done.done())  # the others have no client
                 if self._jobs or self._ending:
                     return bool(self._jobs)
                 continue

@@ -1,4 +1,4 @@
-"""Runs the passes of a window through one process of a pipeline, and sends what stages need of each other."""
+"""Runs the passes of a window on one process of a pipeline, and exchanges tensors between stages."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Links:
         return number * 1024 + stage
 
 
-@cache  # groups keep their threads and connections until they are destroyed, so the runs of a process share them
+@cache  # groups keep their threads and connections until they are destroyed, so all runs of a process share them
 def _groups(world: dist.ProcessGroup | None, timeout: float) -> list[dist.ProcessGroup]:
     return [dist.new_group(timeout=timedelta(seconds=timeout)) for _ in range(4)]
 
@@ -162,7 +162,7 @@ class Executor:
             if action.kind == "backward":
                 self._backward(stage, number, *kept.pop((stage, number)))
             elif action.kind == "weights":
-                assert self.weights is not None, "the schedule separates what the backward pass does not"
+                assert self.weights is not None, "the schedule separates gradients of weights"
                 with phase("backward"):
                     self.weights.compute(stage, number)
             else:
@@ -222,7 +222,7 @@ class Executor:
 
 
 class ForwardOnly(nn.Module):
-    """The model for evaluation: each process runs its stages, and only that of the last one returns outputs.
+    """The model for evaluation: each process runs its stages, and only the last one returns outputs.
 
     Args:
         executor: this process of the pipeline.

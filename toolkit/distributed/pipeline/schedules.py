@@ -60,7 +60,7 @@ def interleaved(rank: int, processes: int, chunks: int, micro_batches: int) -> l
 def zero_bubble(rank: int, processes: int, chunks: int, micro_batches: int) -> list[Action]:
     """1F1B that computes the gradients of weights while it would wait (ZB-H1; Qi et al. 2023, arXiv 2401.10241).
 
-    Process `rank` is `rank` micro-batches late with them, so every process keeps what belongs to at most as many
+    Process `rank` is `rank` micro-batches late with them, so every process keeps the tensors of at most as many
     micro-batches as there are processes.
     """
     actions = []

@@ -38,10 +38,10 @@ def held_modules(model: nn.Module, ranges: Sequence[range], own: Collection[int]
 
 
 class Stage:
-    """The layers of one process, in one or several chunks, and what surrounds the stack on its first and last stage.
+    """The layers of one process, in one or several chunks; its first and last stage also hold the modules around them.
 
     Args:
-        model: the complete model, with the weights of `held_modules`; what other processes hold is removed from it.
+        model: the complete model, with the weights of `held_modules`; those of other processes are removed.
         ranges: layers of every stage of the model, in order.
         own: the stages that this process holds.
         device: where they are.

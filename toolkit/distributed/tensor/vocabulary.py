@@ -1,4 +1,4 @@
-"""Logits of which each process has those of its part of the vocabulary, and their cross entropy.
+"""Logits that are split over processes by the vocabulary, and their cross entropy.
 
 The cross entropy exchanges a few numbers per token: the greatest logit, the sum of exponentials, and the label's logit.
 """
@@ -136,7 +136,7 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """Returns what `torch.nn.functional.cross_entropy` does with these arguments; None if it needs complete logits."""
+    """Computes `torch.nn.functional.cross_entropy` with these arguments; None if it needs complete logits."""
     unusual = weight is not None or size_average is not None or reduce is not None
     if unusual or logits.dim() != 2 or isinstance(target, SplitLogits) or target.is_floating_point():
         return None
@@ -223,7 +223,7 @@ def vocabulary_modules(model: PreTrainedModel) -> list[Any]:
 
 
 def divides(rows: Iterable[int], size: int, shards: int) -> bool:
-    """Returns whether each of `size` processes gets rows, and, if they are sharded again, equally many."""
+    """Returns whether each of `size` processes gets rows and, with further shards, equally many."""
     return all(count >= size**2 and (shards == 1 or count % (size * shards) == 0) for count in rows)
 
 
@@ -232,7 +232,7 @@ def _is_lookup(module: nn.Module) -> bool:
 
 
 def _look_up(table: Any, mesh: DeviceMesh, ids: Tensor) -> Tensor:
-    """Returns complete embeddings `[..., width]` of token ids `[...]`; each process looks up what it has."""
+    """Returns complete embeddings `[..., width]` of token ids `[...]`; each process looks up its part."""
     if not is_split(table.weight):  # a stand-in on another stage of a pipeline
         return type(table).forward(table, ids)
     own = table.weight.to_local()
