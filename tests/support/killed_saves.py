@@ -28,7 +28,7 @@ import toolkit.engine.trainer  # noqa: F401
 from toolkit.checkpoint import writing
 from toolkit.checkpoint.manifest import verify
 from toolkit.checkpoint.store import steps
-from toolkit.system.launcher import _environments, _reserved_port
+from toolkit.system.launcher import rank_environments, reserved_port
 
 SETTINGS = (*DROPOUT, "checkpoint.save_total_limit=2", "checkpoint.async_save=true", "checkpoint.resume=auto")
 SECONDS_PER_TENSOR = 0.003
@@ -51,8 +51,8 @@ def write_slowly() -> None:
 def fork_ranks(output: Path, processes: int, settings: Sequence[str], slow: bool) -> list[int]:
     """Starts a run on some processes, whose writing is slowed or not; returns their ids."""
     ranks = []
-    with _reserved_port() as held:
-        for environ in _environments(processes, held.getsockname()[1], -1) if processes > 1 else [{}]:
+    with reserved_port() as held:
+        for environ in rank_environments(processes, held.getsockname()[1], -1) if processes > 1 else [{}]:
             child = os.fork()
             if child == 0:
                 held.close()

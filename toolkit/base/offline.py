@@ -149,11 +149,12 @@ def prepare_download(name: str) -> None:
     They would retry each file for half a minute. Nothing is done for a local folder.
     """
     if kind_of(expanded(name)) != "folder":
-        _go_offline_without_network()
+        go_offline_without_network()
 
 
 @cache
-def _go_offline_without_network() -> None:
+def go_offline_without_network() -> None:
+    """Restricts this process to its caches if the Hub cannot be reached; asks once."""
     from huggingface_hub import constants
 
     if constants.is_offline_mode() or getproxies():  # a proxy may reach what this machine cannot

@@ -61,7 +61,7 @@ def write_manifest(folder: Path, step: int, written: Mapping[str, FileEntry]) ->
             raise OSError(f"{name} has {size} bytes, but {files[name]['size']} were written")
     number = FORMATS["sharded" if any(map(_SHARD.fullmatch, files)) else "full"]
     content: dict[str, Any] = {"format": number, "step": step, "files": files}
-    content["sha256"] = _own_sha256(content)
+    content["sha256"] = own_sha256(content)
     manifest = CheckpointFolder(folder).manifest
     manifest.write_text(json.dumps(content, indent=1), encoding="utf-8")
     for each in [manifest, *(inside for inside in folder.rglob("*") if inside.is_dir()), folder]:
@@ -77,7 +77,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     try:
         found: dict[str, Any] = read_json(CheckpointFolder(folder).manifest)
-        intact = found.pop("sha256") == _own_sha256(found)
+        intact = found.pop("sha256") == own_sha256(found)
     except (ValueError, KeyError, TypeError, AttributeError):
         intact = False
     if not intact:
@@ -187,5 +187,6 @@ def _files(folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if not path.is_dir()}
 
 
-def _own_sha256(content: dict[str, Any]) -> str:
+def own_sha256(content: dict[str, Any]) -> str:
+    """Returns the sha256 of a manifest without this entry."""
     return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-_held: set[str] = set()
+held_folders: set[str] = set()
 _HELD = (BlockingIOError, PermissionError)  # POSIX allows EAGAIN and EACCES
 EMPTY_SECONDS = 60.0
 """Age from which an owner file without a content is that of a dead process."""
@@ -56,8 +56,8 @@ class OutputLock:
 
     It takes a POSIX record lock on `<output_dir>/.lock`. Forked data loader workers do not inherit it, and the kernel
     releases it whenever the process ends, so a dead run leaves no stale lock. Such a lock does not exclude a second
-    lock by the same process (hence `_held`), and it is lost when the process closes any other descriptor of the file
-    (so no other code may open it). The file is never removed, or two runs could lock two different files.
+    lock by the same process (hence `held_folders`), and it is lost when the process closes any other descriptor of the
+    file (so no other code may open it). The file is never removed, or two runs could lock two different files.
 
     Where the file system has no such locks (some network file systems), it creates `<output_dir>/.lock.owner` with host
     and process instead. A dead run on the same host is recognised; after one on another host, the user must delete the
@@ -84,7 +84,7 @@ class OutputLock:
     def __enter__(self) -> Self:
         if importlib.util.find_spec("fcntl") is None:
             raise CheckpointError("output folders need POSIX file locks: use Linux, macOS or WSL")
-        if self._key in _held:
+        if self._key in held_folders:
             raise FolderInUse(f"this process already runs in the output folder {self.path.parent}")
         try:
             self._descriptor = _open(self.path, os.O_CREAT)
@@ -100,13 +100,13 @@ class OutputLock:
             refused = held or CheckpointError(f"cannot lock {self.path}: {why(error, self.path, len(owner))}")
             self.__exit__(None, None, None)
             raise refused from None
-        _held.add(self._key)
+        held_folders.add(self._key)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _held.discard(self._key)
+        held_folders.discard(self._key)
         os.close(self._descriptor)
         if self._owns_file:
             self._owner_file.unlink(missing_ok=True)
@@ -141,7 +141,7 @@ class OutputLock:
 
     def _create_owner_file(self) -> None:
         """Creates the file that stands for a lock; raises BlockingIOError if a run has it that may be alive."""
-        if _is_of_dead_process(self._owner_file):
+        if is_of_dead_process(self._owner_file):
             self._remove_owner_file()
         try:
             with self._owner_file.open("xb") as file:
@@ -156,11 +156,11 @@ class OutputLock:
         try:
             os.close(os.open(turn, os.O_CREAT | os.O_EXCL))
         except FileExistsError as error:
-            if _is_of_dead_process(turn):  # it takes no time; the next attempt goes on
+            if is_of_dead_process(turn):  # it takes no time; the next attempt goes on
                 turn.unlink(missing_ok=True)
             raise BlockingIOError from error
         try:
-            if not _is_of_dead_process(self._owner_file):  # replaced since it was read
+            if not is_of_dead_process(self._owner_file):  # replaced since it was read
                 raise BlockingIOError
             self._owner_file.unlink()
         finally:
@@ -211,7 +211,7 @@ def _has_no_locks(error: OSError, descriptor: int) -> bool:
     return kind == fcntl.F_UNLCK
 
 
-def _is_of_dead_process(file: Path) -> bool:
+def is_of_dead_process(file: Path) -> bool:
     """Whether a process of this host wrote the file and has ended, or left it empty.
 
     The own number is that of a dead one: this process has written none yet, so a container that was started again has.
@@ -230,13 +230,13 @@ def _is_of_dead_process(file: Path) -> bool:
 def in_use(output_dir: Path) -> str | None:
     """Returns a message about the process that uses an output folder, or None; writes nothing."""
     lock = OutputLock(output_dir)
-    if lock._key in _held:
+    if lock._key in held_folders:
         return f"this process already runs in the output folder {output_dir.absolute()}"
     if importlib.util.find_spec("fcntl") is None or not lock.path.exists():
         return None
     import fcntl
 
-    if lock._owner_file.exists() and not _is_of_dead_process(lock._owner_file):
+    if lock._owner_file.exists() and not is_of_dead_process(lock._owner_file):
         return lock._held_message()
     try:
         lock._descriptor = _open(lock.path)

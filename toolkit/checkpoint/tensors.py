@@ -109,16 +109,16 @@ class TensorFile:
             for name, own in self.boxes.items():
                 box = own.shared_with(wanted[name]) if name in wanted else None
                 if self.hashed:
-                    content = self._values(file, name, own)
+                    content = self.part_of(file, name, own)
                     digest.update(bytes_of(content))
                     if box is not None and box.size:
                         yield name, box, content[box.slices(own)]
                 elif box is not None and box.size:
-                    yield name, box, self._values(file, name, box)
+                    yield name, box, self.part_of(file, name, box)
         if self.hashed:
             self.sha256 = digest.hexdigest()
 
-    def _values(self, file: IO[bytes], name: str, box: Box) -> Tensor:
+    def part_of(self, file: IO[bytes], name: str, box: Box) -> Tensor:
         """Reads a part of a tensor and nothing else."""
         own, dtype = self.boxes[name], self.dtypes[name]
         values = torch.empty(box.shape, dtype=dtype)
@@ -168,7 +168,7 @@ class SavedTensors(Mapping[str, Tensor]):
             if name in file.boxes:
                 with file.path.open("rb") as opened:
                     box = file.boxes[name]
-                    complete[box.slices(Box.of(entry.shape))] = file._values(opened, name, box)
+                    complete[box.slices(Box.of(entry.shape))] = file.part_of(opened, name, box)
         return complete
 
     def __iter__(self) -> Iterator[str]:

@@ -53,7 +53,7 @@ def write_groups(peers: Peers, folder: Path, plans: Sequence[Plan], sharded: boo
     written: dict[str, FileEntry] = {}
     size = sum(plan.size for plan in plans)
     for plan in plans:
-        own = peers.on_every(_written, _write_shard if sharded else _write_complete, peers, folder, plan, size)
+        own = peers.on_every(_written, write_shard if sharded else _write_complete, peers, folder, plan, size)
         for entries in peers.objects(own):
             written |= entries
     return written
@@ -160,7 +160,7 @@ def _gathered(peers: Peers, plan: Plan) -> Iterator[Tensor]:
         yield complete
 
 
-def _write_shard(peers: Peers, folder: Path, plan: Plan) -> dict[str, FileEntry]:
+def write_shard(peers: Peers, folder: Path, plan: Plan) -> dict[str, FileEntry]:
     """Writes this process's share; a file holds one part of a tensor, so several parts take several files."""
     counts = (Counter(part.owner for part in each.parts) for each in plan.saved.values())
     files = max((max(count.values()) for count in counts if count), default=1)

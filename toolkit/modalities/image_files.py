@@ -41,7 +41,7 @@ def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
         with warnings.catch_warnings(), open_file(file) as opened:
             # Pillow warns about its own size limit, and about metadata that is not needed here.
             warnings.simplefilter("ignore")
-            image = Image.open(opened, formats=_formats())
+            image = Image.open(opened, formats=image_formats())
             width, height = image.size
             if width * height > max_pixels:
                 raise BadRow(f"{file['name']}: {width}x{height} pixels; task.image.max_pixels allows {max_pixels:,}")
@@ -56,7 +56,7 @@ def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
 
 
 @cache
-def _formats() -> tuple[str, ...]:
+def image_formats() -> tuple[str, ...]:
     """Returns the formats that can be decoded; HEIF (photos of iPhones, .heic) needs the extra `heic`."""
     try:
         from pillow_heif import register_heif_opener
@@ -76,13 +76,13 @@ def _refuse_unclear_pixels(image: Image, name: str) -> None:
 def _reason(error: Exception, name: str) -> str:
     from PIL import Image, UnidentifiedImageError
 
-    if name.lower().endswith((".heic", ".heif")) and "HEIF" not in _formats():
+    if name.lower().endswith((".heic", ".heif")) and "HEIF" not in image_formats():
         return (
             "HEIC images need pillow-heif, which is not installed; pip install 'finetune-toolkit[heic]', or convert "
             "them to JPEG"
         )
     if isinstance(error, UnidentifiedImageError):
-        return f"not an image in a supported format ({', '.join(_formats())})"
+        return f"not an image in a supported format ({', '.join(image_formats())})"
     if isinstance(error, Image.DecompressionBombError):
         return f"too many pixels for any task.image.max_pixels ({error})"
     return f"cannot be decoded: {error or type(error).__name__}"

@@ -377,7 +377,7 @@ def encode_with_overflow(tokenizer: PreTrainedTokenizerBase, *texts: list[str], 
     Raises:
         InputError: if the installed `tokenizers` loses tokens.
     """
-    if not _keeps_all_windows():
+    if not keeps_all_windows():
         raise InputError(
             f"tokenizers {version('tokenizers')} loses all but the first windows of long texts; install another "
             f"version: pip install 'tokenizers!={version('tokenizers')}'"
@@ -388,7 +388,7 @@ def encode_with_overflow(tokenizer: PreTrainedTokenizerBase, *texts: list[str], 
 
 
 @cache
-def _keeps_all_windows() -> bool:
+def keeps_all_windows() -> bool:
     """Returns whether a text of four tokens has four windows of one; with tokenizers 0.23.1 and 0.23.2, it has one."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 

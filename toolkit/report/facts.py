@@ -165,7 +165,7 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
         "total_steps": milestones.total_steps,
         "logging_steps": milestones.log_every,
         "versions": versions(),
-        "git": _code(recipe.absolute().parent, files.path),
+        "git": note_code(recipe.absolute().parent, files.path),
         "hardware": hardware(),
         "energy_source": run.system.source,
         "data_fingerprints": dict(rows.fingerprints),
@@ -182,7 +182,7 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
     write_json(files.facts, sealed(facts | kept))
 
 
-def _code(folder: Path, output_dir: Path) -> dict[str, Any] | None:
+def note_code(folder: Path, output_dir: Path) -> dict[str, Any] | None:
     """Describes the git checkout of the code and saves uncommitted changes, of large ones only the sha256."""
     file = RunFolder(output_dir).diff
     file.unlink(missing_ok=True)  # from an earlier session

@@ -82,7 +82,7 @@ class Activity:
         self.idle = 0.0
         """Seconds for which this process has been idle and had no task for all."""
         self._own = psutil.Process()
-        self._cpu = self._cpu_seconds()
+        self._cpu = self.cpu_seconds()
         self._disk = disk_bytes(self._own)
         self._children: dict[int, float] = {}
         self.stopped: dict[psutil.Process, float] = {}
@@ -90,11 +90,11 @@ class Activity:
 
     def tick(self, elapsed: float) -> float:
         """Returns for how many seconds this process has been idle, `elapsed` seconds after the last call."""
-        before, self._cpu = self._cpu, self._cpu_seconds()
+        before, self._cpu = self._cpu, self.cpu_seconds()
         used = self._cpu - before
         busy = used > LEAST_SHARE * elapsed or has_task_for_all()
         try:
-            busy |= self._uses_disk()
+            busy |= self.uses_disk()
             if used < WAITING_SHARE * elapsed:  # looking at all children takes time
                 busy |= self._child_computes(elapsed)
         except SHORTAGE:  # if in doubt, don't kill the process
@@ -102,10 +102,12 @@ class Activity:
         self.idle = 0.0 if busy else self.idle + elapsed
         return self.idle
 
-    def _cpu_seconds(self) -> float:
+    def cpu_seconds(self) -> float:
+        """Returns the CPU time of this process without the calling thread."""
         return time.process_time() - time.thread_time()
 
-    def _uses_disk(self) -> bool:
+    def uses_disk(self) -> bool:
+        """Returns whether this process has used a disk since the last call, or waits for one."""
         before, self._disk = self._disk, disk_bytes(self._own)
         return self._disk != before or self._own.status() == psutil.STATUS_DISK_SLEEP
 
@@ -191,7 +193,7 @@ class StartWatch:
     def __init__(self) -> None:
         self._told, self.descriptor = os.pipe()
         os.set_blocking(self._told, False)
-        self._ranks: list[Neighbour] = []
+        self.ranks: list[Neighbour] = []
         self._stopped: list[float] = []
         self._since_look = 0.0
 
@@ -204,7 +206,7 @@ class StartWatch:
 
     def begin(self, pids: Sequence[int]) -> None:
         """Looks at these processes from now on, in the order of their ranks."""
-        self._ranks, self._stopped = [Neighbour(pid) for pid in pids], [0.0] * len(pids)
+        self.ranks, self._stopped = [Neighbour(pid) for pid in pids], [0.0] * len(pids)
 
     def problem(self, elapsed: float) -> str:
         """Returns a message about ranks that were stopped for too long while others were not, or nothing.
@@ -216,8 +218,8 @@ class StartWatch:
             return ""
         with suppress(BlockingIOError):
             if os.read(self._told, 1):
-                self._ranks = []
-        states = [rank.tick(self._since_look) for rank in self._ranks]
+                self.ranks = []
+        states = [rank.tick(self._since_look) for rank in self.ranks]
         all_are = set(states) == {"stopped"}  # and wait to be continued
         for rank, state in enumerate(states):
             self._stopped[rank] = self._stopped[rank] + self._since_look if state == "stopped" and not all_are else 0.0
@@ -225,7 +227,7 @@ class StartWatch:
         found = [rank for rank in range(len(states)) if self._stopped[rank] >= LIMIT_SECONDS]
         if not found:
             return ""
-        names = " and ".join(f"rank {rank} (process {self._ranks[rank].pid})" for rank in found)
+        names = " and ".join(f"rank {rank} (process {self.ranks[rank].pid})" for rank in found)
         return (
             f"{names} stopped (SIGSTOP) for {LIMIT_SECONDS:g} s before all ranks had met, while others waited: the run "
             "ends on all ranks. Find out what stopped it, and start the run again."

@@ -93,12 +93,12 @@ def run_ranks(command: Sequence[str], processes: int, all_print: bool = False) -
     with ExitStack() as held:
         hidden = 0 if all_print else processes - 1
         outputs = [None] * (processes - hidden) + [held.enter_context(TemporaryFile()) for _ in range(hidden)]
-        port = held.enter_context(_reserved_port()).getsockname()[1]
+        port = held.enter_context(reserved_port()).getsockname()[1]
         watch = held.enter_context(StartWatch())
-        environs = _environments(processes, port, watch.descriptor)
+        environs = rank_environments(processes, port, watch.descriptor)
         started = [_start(command, outputs[rank], environ) for rank, environ in enumerate(environs)]
         watch.begin([process.pid for process in started])
-        ranks = _Ranks(started, watch)
+        ranks = Ranks(started, watch)
         handlers = {number: signal.signal(number, ranks.stop) for number in heeded_signals()}
         try:
             failed = ranks.wait()
@@ -108,7 +108,7 @@ def run_ranks(command: Sequence[str], processes: int, all_print: bool = False) -
         return 0 if failed is None else ranks.explain(failed, outputs[failed])
 
 
-def _reserved_port() -> socket.socket:
+def reserved_port() -> socket.socket:
     """Returns a socket that holds a free port until it is closed.
 
     It does not listen and has SO_REUSEADDR, so that the first rank, which asks for this port and sets the same option
@@ -120,7 +120,7 @@ def _reserved_port() -> socket.socket:
     return held
 
 
-def _environments(processes: int, port: int, first_beat: int) -> list[dict[str, str]]:
+def rank_environments(processes: int, port: int, first_beat: int) -> list[dict[str, str]]:
     """Returns the environment variables of each rank."""
     common = {
         "OMP_NUM_THREADS": str(threads_per_process(processes)),
@@ -148,7 +148,7 @@ def _start(command: Sequence[str], output: IO[bytes] | None, environ: Mapping[st
     )
 
 
-class _Ranks:
+class Ranks:
     """The processes of a run, the first stop signal that they were sent, and those that failed, in this order."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]], watch: StartWatch | None = None) -> None:

@@ -51,17 +51,17 @@ def is_set(environment: Mapping[str, str]) -> bool:
 
 def give_back_freed() -> None:
     """Returns freed memory to the system."""
-    if (trim := _function("malloc_trim")) is not None:
+    if (trim := libc_function("malloc_trim")) is not None:
         trim(0)
 
 
 def _set(values: Mapping[int, int]) -> bool:
     """Sets options and returns whether the C library has taken all of them."""
-    mallopt = _function("mallopt")
+    mallopt = libc_function("mallopt")
     return mallopt is not None and all(mallopt(option, value) == 1 for option, value in values.items())
 
 
-def _function(name: str) -> ctypes._NamedFuncPointer | None:
+def libc_function(name: str) -> ctypes._NamedFuncPointer | None:
     """Returns a function of the C library, or None if that is not glibc."""
     try:
         library = ctypes.CDLL(None)

@@ -196,7 +196,8 @@ class Tracker:
         self._accelerator, self._cfg, self._path = accelerator, cfg, path
         self._start, self._mark = start_step, mark
         self._shown_names = (SHOWN, *shown_names)
-        self._file: TextIO | None = None
+        self.file: TextIO | None = None
+        """`metrics.jsonl`, where this process writes it."""
         self._stay_open = trackers is not None
         self._trackers: Trackers = RunTrackers(cfg, path.parent) if trackers is None else trackers
         self._written: set[tuple[int, tuple[str, ...]]] = set()
@@ -227,7 +228,7 @@ class Tracker:
         """
         truncate_metrics(self._path, self._start, self._mark)
         self._written = {kind_of_line(line) for line in read_metrics(self._path)} if self._path.exists() else set()
-        self._file = self._path.open("a", encoding="utf-8")
+        self.file = self._path.open("a", encoding="utf-8")
 
     def _wait_for_trackers(self) -> None:
         """Makes other processes wait here for the main one's trackers: a collective would time out."""
@@ -235,10 +236,10 @@ class Tracker:
             wait_for_main(self._accelerator)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._file is not None:
+        if self.file is not None:
             # An error of the disk has been raised before, when the line was written.
             with naming(self._path) if kind is None else suppress(OSError):
-                self._file.close()
+                self.file.close()
         if kind is not None or not self._stay_open:
             self._trackers.close()
         if kind is None:
@@ -253,19 +254,19 @@ class Tracker:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._written.add(kind_of_line(line))
-        if self._file is not None:
+        if self.file is not None:
             text = json.dumps(_json_value(line)) + "\n"
             with naming(self._path, len(text)):
-                self._file.write(text)
-                self._file.flush()
+                self.file.write(text)
+                self.file.flush()
         self._trackers.log(line)
         self.shown.update({name: format_value(line[name]) for name in self._shown_names if name in line})
 
     def flush(self) -> None:
         """Flushes the lines to the disk; every process calls it before a checkpoint is completed."""
-        if self._file is not None:
+        if self.file is not None:
             with task_for_all(), naming(self._path):  # a disk in a network may take long
-                os.fsync(self._file.fileno())
+                os.fsync(self.file.fileno())
         wait_for_main(self._accelerator)
 
 

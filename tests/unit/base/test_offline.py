@@ -26,7 +26,7 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     for module in (constants, datasets.config):
         monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "https://huggingface.co")
-    offline._go_offline_without_network.cache_clear()
+    offline.go_offline_without_network.cache_clear()
     return made
 
 

@@ -9,7 +9,7 @@ import torch
 
 from toolkit.base.errors import RunError
 from toolkit.checkpoint import planning
-from toolkit.checkpoint.planning import Group, Plan, Snapshot, planned
+from toolkit.checkpoint.planning import Copy, Group, Plan, Snapshot, planned
 from toolkit.distributed.collectives import Peers
 
 
@@ -48,8 +48,7 @@ def test_memory_is_used_again():
 
 
 def test_an_error_of_the_copy_does_not_keep_training_waiting():
-    _, copy = Snapshot().begin([plan(torch.zeros(2), torch.zeros(()))])
-    copy._pairs = [(torch.zeros(2), torch.zeros(3))]
+    copy = Copy([(torch.zeros(2), torch.zeros(3))], None)
     with pytest.raises(RuntimeError):
         copy.run()
     copy.wait()

@@ -181,7 +181,7 @@ def test_a_process_that_was_killed_while_it_removed_a_dead_lock_does_not_stop_a_
 def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has read the dead run's file before the first replaces it, and acts after that."""
     refuse_locks(monkeypatch)
-    owner, dead = tmp_path / ".lock.owner", output_folder._is_of_dead_process
+    owner, dead = tmp_path / ".lock.owner", output_folder.is_of_dead_process
     former = {"pid": 2**22 + 1, "host": socket.gethostname(), "since": "2026-01-01T00:00:00+00:00"}
     owner.write_text(json.dumps(former))
     first = []
@@ -190,12 +190,12 @@ def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkey
         if not first:  # this is the second run, which has read the file; now the first one takes the folder
             first.append(OutputLock(tmp_path))
             first[0].__enter__()
-            output_folder._held.clear()  # the runs are different processes
+            output_folder.held_folders.clear()  # the runs are different processes
             owner.write_text(json.dumps(former | {"pid": os.getppid()}))
             return True
         return dead(file)
 
-    monkeypatch.setattr(output_folder, "_is_of_dead_process", seen_dead)
+    monkeypatch.setattr(output_folder, "is_of_dead_process", seen_dead)
     with pytest.raises(CheckpointError, match="in use by process"):
         OutputLock(tmp_path).__enter__()
     assert json.loads(owner.read_text())["pid"] == os.getppid()

@@ -54,7 +54,7 @@ def save_in_two_shards(root: Path) -> Checkpoint:
             own = {name: COMPLETE[name][box.slices(Box.of(COMPLETE[name].shape))] for name, parts in PARTS.items()
                    if (box := parts[rank]) is not None}  # fmt: skip
             for name in ("model", "optimizer", "ema"):
-                written |= writing._write_shard(Peers(rank, 2), folder, plan_of(rank, Group(name, own), saved))
+                written |= writing.write_shard(Peers(rank, 2), folder, plan_of(rank, Group(name, own), saved))
         (folder / "state.json").write_text("{}")
     return open_checkpoint(root / "step-2")
 
@@ -82,13 +82,13 @@ def test_a_process_reads_the_part_that_it_needs(tmp_path: Path, rank: int) -> No
 
 def test_nothing_is_read_that_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, sizes = save_in_two_shards(tmp_path), list[int]()
-    read = TensorFile._values
+    read = TensorFile.part_of
 
     def counted(self: TensorFile, file: Any, name: str, box: Box) -> torch.Tensor:
         sizes.append(box.size)
         return read(self, file, name, box)
 
-    monkeypatch.setattr(TensorFile, "_values", counted)
+    monkeypatch.setattr(TensorFile, "part_of", counted)
     with verified_tensors(found, "ema", Mesh(replicas=100, rank=99)) as saved:  # which hashes no file
         list(saved.read({"rows": Box((4, 0), (1, 5))}))
     assert sizes == [5]
@@ -137,9 +137,9 @@ def test_several_parts_of_a_tensor_take_several_files(tmp_path: Path) -> None:
     with new_checkpoint(tmp_path, 2, written) as folder:
         for rank in range(2):
             group, saved = Group("ema", {"columns": complete[:, rank::2]}), Saved(complete.dtype, (2, 6), parts)
-            written |= writing._write_shard(Peers(rank, 2), folder, plan_of(rank, group, {"columns": saved}))
+            written |= writing.write_shard(Peers(rank, 2), folder, plan_of(rank, group, {"columns": saved}))
             for name in ("model", "optimizer"):
-                written |= writing._write_shard(Peers(rank, 2), folder, plan_of(rank, Group(name, {}), {}))
+                written |= writing.write_shard(Peers(rank, 2), folder, plan_of(rank, Group(name, {}), {}))
         (folder / "state.json").write_text("{}")
     found = open_checkpoint(tmp_path / "step-2")
     assert len(list(found.path.glob("ema/*"))) == 6

@@ -345,7 +345,7 @@ def test_a_manifest_with_the_right_hash_and_other_values_is_refused(
 def rewrite_manifest(folder: Path, change: dict[str, Any]) -> None:
     content = json.loads((folder / "manifest.json").read_text()) | change
     del content["sha256"]
-    (folder / "manifest.json").write_text(json.dumps(content | {"sha256": manifest._own_sha256(content)}))
+    (folder / "manifest.json").write_text(json.dumps(content | {"sha256": manifest.own_sha256(content)}))
 
 
 @pytest.mark.parametrize(

@@ -409,17 +409,17 @@ def test_a_recipe_is_run_where_it_is_known(folder, capfd, tmp_path, started):
 def test_the_changes_of_a_checkout_are_kept_with_a_run(tmp_path, monkeypatch):
     diffs = iter([b"changes", b"x" * (facts.MOST_DIFF_BYTES + 1), b"", None])
     monkeypatch.setattr(facts, "checkout", lambda folder: Checkout("abc", 2, ["new.py"], next(diffs)))
-    noted = facts._code(tmp_path, tmp_path)
+    noted = facts.note_code(tmp_path, tmp_path)
     assert noted is not None
     assert (noted["diff"], noted["untracked"]) == ("uncommitted.diff", ["new.py"])
     assert (tmp_path / "uncommitted.diff").read_bytes() == b"changes"
     too_large, none = (
-        facts._code(tmp_path, tmp_path),
-        facts._code(tmp_path, tmp_path),
+        facts.note_code(tmp_path, tmp_path),
+        facts.note_code(tmp_path, tmp_path),
     )
     assert too_large is not None
     assert none is not None
     assert (too_large["diff"], none["diff"], none["diff_sha256"]) == (None, None, None)
     assert too_large["diff_sha256"]
-    assert (facts._code(tmp_path, tmp_path) or {})["diff_sha256"] == "unknown"
+    assert (facts.note_code(tmp_path, tmp_path) or {})["diff_sha256"] == "unknown"
     assert list(tmp_path.iterdir()) == []

@@ -60,12 +60,12 @@ def photos(tmp_path) -> Path:
 
 
 def test_a_row_that_needed_a_decoder_is_good_once_it_is_installed(photos, tmp_path, monkeypatch):
-    image_files._formats.cache_clear()
+    image_files.image_formats.cache_clear()
     with monkeypatch.context() as hidden:
         hidden.setitem(sys.modules, "pillow_heif", None)
         before = load_table(photos, Photos(), {}, True, tmp_path / "cache")
         assert "pillow-heif, which is not installed" in before.bad[0].reason
-    image_files._formats.cache_clear()
+    image_files.image_formats.cache_clear()
     assert load_table(photos, Photos(), {}, True, tmp_path / "cache").bad == []
 
 
@@ -117,7 +117,7 @@ def test_a_failure_leaves_nothing_in_the_cache(photos, tmp_path, monkeypatch):
             raise OSError(errno.ESTALE, "Stale file handle")
         return opened(path, **arguments)
 
-    image_files._formats.cache_clear()
+    image_files.image_formats.cache_clear()
     with monkeypatch.context() as patched:
         patched.setattr(Path, "stat", failing)
         with pytest.raises(DataError, match=r"1\.heic could not be read: Stale file handle"):

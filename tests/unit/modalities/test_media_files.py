@@ -47,9 +47,9 @@ def compressed(samples: np.ndarray, form: str = "ipod", codec: str = "aac", rate
 @pytest.fixture
 def without_heif(monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    image_files._formats.cache_clear()
+    image_files.image_formats.cache_clear()
     yield
-    image_files._formats.cache_clear()
+    image_files.image_formats.cache_clear()
 
 
 def test_webp_and_heic_are_decoded(tmp_path):

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from toolkit.base.errors import InputError
-from toolkit.modalities.text import _keeps_all_windows, encode_with_overflow
+from toolkit.modalities.text import encode_with_overflow, keeps_all_windows
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def test_a_library_that_loses_windows_is_refused(tokenizer, monkeypatch):
             return SimpleNamespace(overflowing=[text])
 
     monkeypatch.setattr(tokenizers, "Tokenizer", Loses)
-    _keeps_all_windows.cache_clear()
+    keeps_all_windows.cache_clear()
     try:
         with pytest.raises(InputError, match=r"loses all but the first windows.*pip install 'tokenizers!="):
             encode_with_overflow(tokenizer, ["a b"], truncation=True, max_length=3)
     finally:
-        _keeps_all_windows.cache_clear()
+        keeps_all_windows.cache_clear()

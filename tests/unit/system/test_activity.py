@@ -31,7 +31,7 @@ def stopped_child() -> Iterator[subprocess.Popen]:
 
 def test_a_stopped_worker_is_found_during_a_task_for_all(stopped_child, monkeypatch) -> None:
     activity = Activity()
-    monkeypatch.setattr(activity, "_uses_disk", lambda: False)
+    monkeypatch.setattr(activity, "uses_disk", lambda: False)
     with task_for_all():
         assert [activity.tick(LONG) for _ in range(2)] == [0.0, 0.0]
         assert {child.pid: seconds for child, seconds in activity.stopped.items()} == {stopped_child.pid: 2 * LONG}
@@ -47,9 +47,9 @@ def test_a_stopped_worker_is_found_during_a_task_for_all(stopped_child, monkeypa
 def test_a_process_that_looks_at_its_workers_again_and_again_waits_for_them(
     share, seconds, stopped_child, monkeypatch
 ) -> None:
+    used = iter([0.0, share * LONG])
+    monkeypatch.setattr(Activity, "cpu_seconds", lambda self: next(used))
     activity = Activity()
-    activity._cpu = 0.0
-    monkeypatch.setattr(activity, "_cpu_seconds", lambda: share * LONG)
     assert activity.tick(LONG) == 0.0
     assert sum(activity.stopped.values()) == seconds
 

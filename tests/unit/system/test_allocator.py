@@ -82,7 +82,9 @@ def test_a_run_sets_what_the_library_takes_and_the_outermost_block_ends_it(monke
         taken.append((option, value // limits.MIB))
         return 1
 
-    monkeypatch.setattr(limits, "_function", {"mallopt": mallopt, "malloc_trim": lambda keep: taken.append(keep)}.get)
+    monkeypatch.setattr(
+        limits, "libc_function", {"mallopt": mallopt, "malloc_trim": lambda keep: taken.append(keep)}.get
+    )
     monkeypatch.setattr(limits, "is_set", lambda environment: False)
     with own_process_state():
         assert taken == [(limits.MAP, largest), (limits.TRIM, 1024)]

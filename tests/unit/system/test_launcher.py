@@ -83,7 +83,7 @@ def test_the_rank_that_fails_first_gives_code_and_last_message(script, code, mes
 
 def test_a_rank_that_is_aborted_comes_after_the_one_that_fails_with_it():
     def ended(*codes: int) -> int | None:
-        return launcher._Ranks([SimpleNamespace(poll=lambda code=code: code) for code in codes]).wait()
+        return launcher.Ranks([SimpleNamespace(poll=lambda code=code: code) for code in codes]).wait()
 
     assert (ended(-6, 2), ended(-6, -9), ended(-6, 75), ended(75, -6), ended(0, 0)) == (1, 1, 0, 1, None)
 
@@ -123,7 +123,7 @@ def test_ranks_that_are_all_stopped_wait_to_be_continued():
     with StartWatch() as watch:
         watch.begin([os.getpid()] * 2)
         for rank in range(2):
-            watch._ranks[rank].tick = lambda elapsed, rank=rank: states[rank]
+            watch.ranks[rank].tick = lambda elapsed, rank=rank: states[rank]
         assert {watch.problem(60.0) for _ in range(9)} == {""}
         states[0] = "idle"
         assert [bool(watch.problem(60.0)) for _ in range(2)] == [False, True]
@@ -132,7 +132,7 @@ def test_ranks_that_are_all_stopped_wait_to_be_continued():
 
 
 def test_nobody_else_is_given_the_port_that_the_first_rank_will_use():
-    with launcher._reserved_port() as held, socket.socket() as other:
+    with launcher.reserved_port() as held, socket.socket() as other:
         with pytest.raises(OSError, match="in use"):
             other.bind(held.getsockname())
         socket.create_server(held.getsockname()).close()  # it sets SO_REUSEADDR, as torch does

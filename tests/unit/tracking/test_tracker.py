@@ -85,8 +85,8 @@ def test_a_full_disk_is_told_of_the_file_that_is_written(output_dir: Path) -> No
     def fill(logged: bool) -> None:
         with Tracker(MAIN, settings(output_dir), path, 0) as tracker:  # type: ignore[arg-type]
             tracker.open()
-            os.dup2(os.open("/dev/full", os.O_WRONLY), tracker._file.fileno())  # type: ignore[union-attr]
-            tracker.log({"step": 1, "loss": 2.0}) if logged else tracker._file.write("as it is closed")
+            os.dup2(os.open("/dev/full", os.O_WRONLY), tracker.file.fileno())  # type: ignore[union-attr]
+            tracker.log({"step": 1, "loss": 2.0}) if logged else tracker.file.write("as it is closed")
 
     for logged, needed in ((True, "25 B are needed, "), (False, "")):
         with pytest.raises(OSError, match="No space") as raised:
