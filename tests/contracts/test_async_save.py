@@ -149,7 +149,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(engine, tmp_p
     best = ("checkpoint.load_best_model_at_end=true", "eval.eval_steps=2", "eval.metric_for_best_model=loss")
     with monkeypatch.context() as patch:
         full_disk(4, patch)
-        with pytest.raises(RunError, match=r"cannot write the checkpoint .*step-4: .*No space left"):
+        with pytest.raises(RunError, match=r"step-4: .*No space left"):
             train("reviews", tmp_path / "run", *FEW, *best, ASYNC, f"engine={engine}")
     (left,) = (tmp_path / "run/checkpoints").iterdir()
     assert (left.name, verify(left)) == ("step-2", [])

@@ -88,7 +88,7 @@ def test_a_refused_resume_of_new_adapters_leaves_no_base_model_behind(tmp_path, 
     before = contents(tmp_path / "run")
     assert "model/base/model.safetensors" in before
     no_server(tmp_path / "run", monkeypatch)
-    with pytest.raises(RunError, match="tensorboard cannot be started"):
+    with pytest.raises(RunError, match="tensorboard"):
         train("reviews", tmp_path / "run", *MORE, *adapters, "tracking.report_to=[tensorboard]")
     assert contents(tmp_path / "run") == before
 
@@ -152,7 +152,7 @@ def test_a_complete_model_of_a_run_without_checkpoints_is_not_overwritten(
         with pytest.raises(StoppedError):
             train("reviews", run, *settings)
     before = contents(run)
-    with pytest.raises(CheckpointError, match=r"whose model is complete \(`toolkit evaluate` and `toolkit predict`"):
+    with pytest.raises(CheckpointError, match=r"`toolkit evaluate` and `toolkit predict`"):
         train("reviews", run, *settings, "checkpoint.resume=auto")
     assert contents(run) == before
     assert run_command("verify", run) == 0, capsys.readouterr().err

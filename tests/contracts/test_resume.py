@@ -120,7 +120,7 @@ def test_the_results_of_a_finished_run_stay_until_there_are_others(tmp_path, sto
     run, settings = tmp_path / "run", (*DROPOUT, "train.lr_scheduler_type=constant", "train.warmup_steps=0")
     train("reviews", run, *settings, "train.max_steps=4")
     first, config = results(run), (run / "config.yaml").read_bytes()
-    with pytest.raises(ConfigError, match="already at step 4"):
+    with pytest.raises(ConfigError, match="step 4"):
         train("reviews", run, *settings, "train.max_steps=2", "checkpoint.resume=auto")
     assert (results(run), (run / "config.yaml").read_bytes()) == (first, config)
     stop_before(6)
@@ -156,9 +156,9 @@ def test_changed_settings_are_refused_by_name_and_free_ones_are_not(tmp_path):
 def test_a_run_cannot_go_back_or_get_other_training_rows(tmp_path):
     few = (*DROPOUT, "train.max_steps=4")
     train("reviews", tmp_path / "run", *few, "data.validation_file=null", "data.max_train_samples=null")
-    with pytest.raises(CheckpointError, match=r"data\.num_train_rows: the run was started with 504, now 560"):
+    with pytest.raises(CheckpointError, match=r"data\.num_train_rows: .*504, .*560"):
         train("reviews", tmp_path / "run", *few, "data.max_train_samples=null", "checkpoint.resume=auto")
-    with pytest.raises(ConfigError, match="the checkpoint is already at step 4"):
+    with pytest.raises(ConfigError, match="step 4"):
         train("reviews", tmp_path / "run", *few, "data.validation_file=null", "data.max_train_samples=null",
               "train.max_steps=3", "checkpoint.resume=auto")  # fmt: skip
 
@@ -203,7 +203,7 @@ def test_a_non_empty_folder_is_refused_and_a_locked_one_too(tmp_path):
 def test_nothing_is_written_into_a_folder_of_others(tmp_path):
     (tmp_path / "mine.txt").touch()
     before = tmp_path.stat().st_mtime_ns
-    with pytest.raises(CheckpointError, match=r"not empty, it holds mine\.txt"):
+    with pytest.raises(CheckpointError, match=r"mine\.txt"):
         train("reviews", tmp_path, *DROPOUT, "train.max_steps=1")
     assert (tmp_path.stat().st_mtime_ns, [path.name for path in tmp_path.iterdir()]) == (before, ["mine.txt"])
 

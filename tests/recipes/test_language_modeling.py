@@ -140,9 +140,9 @@ def test_the_new_tokenizer_of_a_causal_model_gives_the_text_back():
 
 
 def test_a_tokenizer_without_the_tokens_that_the_objective_needs_is_refused():
-    with pytest.raises(InputError, match=r"causal needs an end-of-text token .*task\.objective=masked"):
+    with pytest.raises(InputError, match=r"causal .*end-of-text .*task\.objective=masked"):
         encode_documents(["a"], new_tokenizer("masked"), causal=True)
-    with pytest.raises(InputError, match=r"masked needs a mask token.*task\.objective=causal"):
+    with pytest.raises(InputError, match=r"masked .*mask token.*task\.objective=causal"):
         encode_documents(["a"], new_tokenizer("causal"), causal=False)
 
 
@@ -302,7 +302,7 @@ def test_gpt2_trains_and_its_tokenizer_is_saved(packing, tmp_path):
 def test_why_a_masked_model_has_no_script_is_said(tmp_path):
     task_type = load_task_type(ROOT / "recipes" / f"{TASK}.py")
     task = task_type(SimpleNamespace(task=task_type.Options(objective="masked")))
-    with pytest.raises(InputError, match=r"has no predict\.py, because .* random masks.*pipeline\('fill-mask'\)"):
+    with pytest.raises(InputError, match=r"predict\.py, .*random masks.*pipeline\('fill-mask'\)"):
         task.script()
 
 
@@ -319,20 +319,20 @@ def test_a_pretrained_model_whose_padding_is_a_token_of_the_text_keeps_learning_
 
 
 def test_settings_without_effect_and_models_without_the_head_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"task\.mlm_probability: has no effect with task\.objective 'causal'"):
+    with pytest.raises(ConfigError, match=r"task\.mlm_probability: .*task\.objective 'causal'"):
         train(TASK, tmp_path / "run", "task.mlm_probability=0.2")
-    with pytest.raises(ConfigError, match=r"task\.prompts: has no effect with task\.objective 'masked'"):
+    with pytest.raises(ConfigError, match=r"task\.prompts: .*task\.objective 'masked'"):
         train("language_modeling/smoke_masked", tmp_path / "run", "task.prompts=[a]")
-    with pytest.raises(ConfigError, match=r"no AutoModelForMaskedLM for the type llama"):
+    with pytest.raises(ConfigError, match=r"AutoModelForMaskedLM .*llama"):
         train(TASK, tmp_path / "run", "task.objective=masked", "task.prompts=null", "task.max_new_tokens=64")
-    with pytest.raises(ConfigError, match=r"task\.block_size: received 65, but this llama supports at most 64 tokens"):
+    with pytest.raises(ConfigError, match=r"task\.block_size: received 65, .*llama .*64 tokens"):
         train(TASK, tmp_path / "run", "task.block_size=65")
 
 
 def test_a_row_that_is_not_text_is_named(tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"body": row}) + "\n" for row in ["Rain.", 3, "Wind."]))
     files = (f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null", "data.columns.text=body")
-    with pytest.raises(DataError, match=r"row 2: column 'text' holds 3, not text"):
+    with pytest.raises(DataError, match=r"row 2: column 'text' .*3"):
         train(TASK, tmp_path / "run", *files)
 
 

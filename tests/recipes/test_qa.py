@@ -125,7 +125,7 @@ def test_blanks_around_answers_are_taken_off_and_counted(tmp_path, capsys):
 
 
 def test_a_window_longer_than_the_model_is_refused_before_data_is_read(tmp_path):
-    with pytest.raises(ConfigError, match=r"task.max_length: received 200, but this bert supports at most 128 tokens"):
+    with pytest.raises(ConfigError, match=r"task\.max_length: received 200, .*bert .*128 tokens"):
         train("qa", tmp_path / "run", "task.max_length=200", write(tmp_path / "rows.jsonl", [{"no": "question"}]))
 
 
@@ -145,7 +145,7 @@ def test_a_model_without_its_tokenizer_is_refused(finished, tmp_path):
     shutil.copytree(finished / "model", tmp_path / "model")
     for file in (tmp_path / "model").glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(InputError, match="it contains no tokenizer"):
+    with pytest.raises(InputError, match="no tokenizer"):
         train("qa", tmp_path / "run", *FEW, f"model.name_or_path={tmp_path / 'model'}")
 
 

@@ -80,7 +80,7 @@ def test_half_a_wav_of_the_other_kinds_is_refused(form, magic, order):
 
 @pytest.mark.parametrize("form", ["AIFF", "AU", "W64"])
 def test_a_format_whose_end_cannot_be_known_is_refused(form):
-    with pytest.raises(BadRow, match=r"x.wav: its format is .*; convert it to WAV or FLAC"):
+    with pytest.raises(BadRow, match=r"x\.wav: .*WAV or FLAC"):
         audio.check(reference(encoded(tone(1.0), form=form)), options())
 
 
@@ -257,7 +257,7 @@ def test_other_models_and_rates_are_refused(tmp_path):
     problems = audio.check_model(load_model_config(ModelConfig(from_config={"model_type": "bert"})), options())
     assert "the model is bert; expected one of" in problems[0]
     audio.new_processor(iter(()), load_model_config(small("wav2vec2")), options()).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="16000 samples per second; set"):
+    with pytest.raises(InputError, match="16000 samples per second"):
         audio.load_processor(str(tmp_path), ModelConfig(name_or_path=str(tmp_path)), options(sampling_rate=8000))
 
 

@@ -65,5 +65,5 @@ def test_balanced_epochs_have_as_many_of_each_class_over_every_split(rows, tmp_p
 
 
 def test_rows_without_classes_cannot_be_balanced(rows, tmp_path):
-    with pytest.raises(ConfigError, match=r"received 'balanced', but the rows of this task have no classes"):
+    with pytest.raises(ConfigError, match=r"received 'balanced', .*no classes"):
         train("reviews", tmp_path / "run", *rows("regression"), "train.train_sampling_strategy=balanced")

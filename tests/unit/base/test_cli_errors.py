@@ -55,7 +55,7 @@ def test_an_account_without_a_home_has_no_recipes_of_its_own(tmp_path: Path, mon
     recipe = tmp_path / "mine.py"
     recipe.write_text("TASK = None")
     trust(recipe, {})
-    with pytest.raises(InputError, match="nobody has trained with its recipe"):
+    with pytest.raises(InputError, match="its recipe"):
         refuse_unknown(recipe, "run", "with --recipe", {})
 
 

@@ -59,7 +59,5 @@ def test_without_memory_the_setting_is_named(monkeypatch):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory\nmore")
 
     monkeypatch.setattr(planning.torch, "empty", full)
-    with pytest.raises(
-        RunError, match=r"no memory for the copy of the model .*allocate memory\); set checkpoint\.async"
-    ):
+    with pytest.raises(RunError, match=r"allocate memory.*checkpoint\.async"):
         Snapshot().begin([plan(torch.zeros(2), torch.zeros(()))])

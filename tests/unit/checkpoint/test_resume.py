@@ -112,7 +112,7 @@ def test_a_lock_that_cannot_be_written_is_not_in_use_by_another_process(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("os.ftruncate", refuse)
-    with pytest.raises(CheckpointError, match=rf"cannot lock {tmp_path}/\.lock: Permission denied"):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/\.lock: Permission denied"):
         OutputLock(tmp_path).__enter__()
 
 
@@ -125,9 +125,7 @@ def test_without_posix_locks_a_file_stands_for_the_lock(tmp_path: Path, monkeypa
     here = {"pid": os.getppid(), "host": socket.gethostname(), "since": "2026-01-01T00:00:00+00:00"}
     for alive in (here, here | {"host": "elsewhere", "pid": 2**22 + 1}):
         owner.write_text(json.dumps(alive))
-        with pytest.raises(
-            CheckpointError, match=rf"in use by process {alive['pid']} on .*If that run has ended, delete"
-        ):
+        with pytest.raises(CheckpointError, match=rf"process {alive['pid']} on .*delete"):
             OutputLock(tmp_path).__enter__()
         assert owner.exists()
         assert f"on {alive['host']} since" in str(in_use(tmp_path))
@@ -155,7 +153,7 @@ def test_a_lock_that_is_not_permitted_is_not_in_use_by_another_process(
         try:
             refuse_locks(monkeypatch, errno.EACCES)
             assert f"in use by process {holder.pid}" in str(in_use(tmp_path))
-            with pytest.raises(CheckpointError, match=f"in use by process {holder.pid}"):
+            with pytest.raises(CheckpointError, match=f"process {holder.pid}"):
                 OutputLock(tmp_path).__enter__()
         finally:
             holder.kill()
@@ -222,7 +220,7 @@ def test_a_lock_that_is_a_link_or_a_pipe_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / ".lock").symlink_to(target)
     for reason in ("Too many levels of symbolic links", "not a regular file"):
         assert reason in str(in_use(tmp_path))
-        with pytest.raises(CheckpointError, match=f"cannot open the lock file .*: {reason}"):
+        with pytest.raises(CheckpointError, match=f"lock file .*: {reason}"):
             OutputLock(tmp_path).__enter__()
         (tmp_path / ".lock").unlink()
         os.mkfifo(tmp_path / ".lock")
@@ -230,7 +228,7 @@ def test_a_lock_that_is_a_link_or_a_pipe_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_locked_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot open the lock file .*missing/\.lock: No such file"):
+    with pytest.raises(CheckpointError, match=r"missing/\.lock: No such file"):
         OutputLock(tmp_path / "missing").__enter__()
 
 
@@ -256,7 +254,7 @@ def test_probe_tells_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         raise OSError(number, reason, str(path))
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    with pytest.raises(CheckpointError, match=f"{tmp_path}: {reason}; fix this, or set another output_dir"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: {reason}.*output_dir"):
         probe(tmp_path)
 
 
@@ -306,7 +304,7 @@ def test_a_checkpoint_that_is_known_to_be_damaged_is_not_used_again(tmp_path: Pa
         assert found is not None
         assert found.step == 3
         assert messages[0] == "checkpoints/step-6 is damaged (model.safetensors: sha256 differs); using step-3"
-    with pytest.raises(CheckpointError, match=r"step-6 cannot be used \(model\.safetensors: sha256 differs\)"):
+    with pytest.raises(CheckpointError, match=r"step-6 .*model\.safetensors: sha256"):
         decide_resume(tmp_path / "new", str(root / "step-6"), known)
 
 
@@ -357,16 +355,16 @@ def test_a_path_may_be_a_run(tmp_path: Path, folder: str) -> None:
     assert messages == [f"using the newest valid checkpoint in {tmp_path / folder}, step-6"]
     damage(tmp_path, 3)
     damage(tmp_path, 6)
-    with pytest.raises(CheckpointError, match=r"no usable checkpoint in .*checkpoints:(.|\n)*step-6(.|\n)*step-3"):
+    with pytest.raises(CheckpointError, match=r"checkpoints:(.|\n)*step-6(.|\n)*step-3"):
         decide_resume(tmp_path, str(tmp_path / folder))
 
 
 def test_a_path_without_a_checkpoint_or_into_another_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere cannot be used \(there is no such folder\)"):
+    with pytest.raises(CheckpointError, match=r"nowhere .*no such folder"):
         decide_resume(tmp_path / "run", str(tmp_path / "nowhere"))
     save_steps(tmp_path / "one", 3)
     save_steps(tmp_path / "other", 9)
-    with pytest.raises(CheckpointError, match="other is not empty, it holds checkpoints"):
+    with pytest.raises(CheckpointError, match=r"other .*checkpoints"):
         decide_resume(tmp_path / "other", str(tmp_path / "one"))
     damage(tmp_path / "one", 3)
     with pytest.raises(CheckpointError, match=r"state\.json: size differs"):
@@ -609,6 +607,6 @@ def test_metrics_need_not_be_there_but_must_be_writable(tmp_path: Path, monkeypa
         raise OSError(28, "No space left on device", str(self))
 
     monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(RunError, match=r"metrics\.jsonl to step 5: No space left on device"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl .*step 5: No space left"):
         truncate_metrics(path, 5)
     assert path.read_text() == '{"step": 1}\n{"step": 9}\n'

@@ -36,7 +36,7 @@ def test_a_checkpoint_of_an_older_version_is_read() -> None:
      {"train": {"step": 1}, "identity": {}, "extensions": [1]}],
 )  # fmt: skip
 def test_what_the_toolkit_did_not_write_is_refused(content) -> None:
-    with pytest.raises(CheckpointError, match=r"state\.json of a checkpoint has no usable .*; it was not written by"):
+    with pytest.raises(CheckpointError, match=r"state\.json .* no usable"):
         SavedState.from_json(content)
 
 

@@ -275,7 +275,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
         save(tmp_path, 6, model, optimizer, {})
     assert names(tmp_path) == {"step-3"}
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match=r"cannot write the checkpoint .*file/step-6"):
+    with pytest.raises(RunError, match="file/step-6"):
         save(tmp_path / "file", 6, model, optimizer, {})
 
 
@@ -294,7 +294,7 @@ def test_a_full_disk_is_told_with_the_bytes_of_the_checkpoint(place, sharded, tm
 
 
 def test_open_checkpoint_refuses_what_is_not_whole(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"step-1 cannot be used \(there is no such folder\)"):
+    with pytest.raises(CheckpointError, match=r"step-1 .*no such folder"):
         open_checkpoint(tmp_path / "step-1")
     save_steps(tmp_path, 1)
     (tmp_path / "step-1" / "state.json").write_text("{}")
@@ -306,13 +306,13 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
     found = open_checkpoint(tmp_path / "step-1")
     other = nn.Linear(4, 4)
-    with pytest.raises(CheckpointError, match=r"match this model:\n    missing: weight\n(.|\n)*unexpected: hidden"):
+    with pytest.raises(CheckpointError, match=r"missing: weight\n(.|\n)*unexpected: hidden"):
         load_model_into(found, other)
     with pytest.raises(CheckpointError, match=r"hidden\.weight: was saved"):
         load_optimizer_into(found, torch.optim.AdamW(other.parameters()), other)
     wider = Tied()
     wider.hidden = nn.Linear(4, 5)
-    with pytest.raises(CheckpointError, match=r"size mismatch for hidden\.weight"):
+    with pytest.raises(CheckpointError, match=r"size .*hidden\.weight"):
         load_model_into(found, wider)
 
 

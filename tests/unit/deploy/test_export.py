@@ -143,7 +143,7 @@ def test_long_documents_are_read_and_longer_ones_end_in_a_sentence(tmp_path):
     try:
         assert_same_answers(expected, script_answers(folder, new), float32_tolerance())
         too_long = write_rows(tmp_path / "long.csv", [{"text": "x" * (2**24 + 1)}])
-        with pytest.raises(SystemExit, match=r"\nError: field larger than field limit"):
+        with pytest.raises(SystemExit, match=r"\nError: .*field limit"):
             script_answers(folder, too_long)
     finally:
         csv.field_size_limit(usual)

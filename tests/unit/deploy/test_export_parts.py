@@ -27,11 +27,11 @@ def test_the_allowed_difference_grows_with_the_outputs_and_nan_is_refused():
     assert parity.allowed == pytest.approx(6e-3)
     parity.check()
     for wrong in (math.nan, math.inf, 7e-3):
-        with pytest.raises(RunError, match=r"differs from the run: .*, at most 6\.0e-03 is allowed"):
+        with pytest.raises(RunError, match=r"6\.0e-03"):
             dataclasses.replace(parity, difference=wrong).check()
     stated = dataclasses.replace(parity, format="int8", tolerance=None, difference=7.0)
     stated.check()
-    with pytest.raises(RunError, match=r"the int8 export differs .* an output by nan on 2 rows, it must be finite"):
+    with pytest.raises(RunError, match=r"int8 .* nan on 2 rows"):
         dataclasses.replace(stated, difference=math.nan).check()
 
 
@@ -60,7 +60,7 @@ def test_masks_do_not_widen_what_is_allowed(mask, monkeypatch):
     difference, largest, _ = compared(run, Model(2.0), SimpleNamespace(features=None))
     assert (difference, largest) == (2.0, 2.0)
     monkeypatch.setattr("toolkit.deploy.export.parity.OUTPUTS", ("start_logits",))
-    with pytest.raises(InputError, match="returns none of start_logits, so its export cannot be compared"):
+    with pytest.raises(InputError, match="none of start_logits"):
         compared(run, Model(1.0), SimpleNamespace(features=None))
 
 
@@ -80,11 +80,11 @@ def test_a_single_row_is_repeated_and_what_cannot_be_traced_is_refused(tmp_path)
     assert example.inputs["input_ids"].shape == (2, 3)
     assert example.outputs == ["logits"]
     assert example.varying(str) == {"input_ids": {0: "batch", 1: "length"}}
-    with pytest.raises(InputError, match="have a single token"):
+    with pytest.raises(InputError, match="single token"):
         example_of(Model(), batch(1))
-    with pytest.raises(InputError, match="returns none of logits, start_logits, end_logits; use zip or merged"):
+    with pytest.raises(InputError, match="logits, start_logits, end_logits; use zip or merged"):
         example_of(Unknown(), batch(3))
-    with pytest.raises(InputError, match="no linear layer that can be quantised; use onnx"):
+    with pytest.raises(InputError, match=r"no linear layer .*onnx"):
         FORMATS["int8"].write(example, tmp_path, "model")
 
 

@@ -182,13 +182,13 @@ def test_wrong_requests_are_refused_before_a_model_is_loaded(run, tmp_path, monk
     assert run_command("export", run, "--format", "int8", "--output", tmp_path / "new") == 2
     assert "--format: needs onnxscript, which is not installed; pip install" in capsys.readouterr().err
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="runs in one process; start it without a launcher"):
+    with pytest.raises(InputError, match=r"toolkit export .*launcher"):
         deploy.run_export(argparse.Namespace())
     assert not (tmp_path / "new").exists()
 
 
 def test_a_single_graph_does_not_generate():
-    with pytest.raises(InputError, match="generates text with its model, which a graph does not"):
+    with pytest.raises(InputError, match=r"--format: .*zip or merged"):
         Graph().generate()
 
 

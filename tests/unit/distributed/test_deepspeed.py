@@ -61,5 +61,5 @@ def test_offload_moves_the_parameters_in_stage_three_only(stage: int) -> None:
 
 def test_float64_is_refused() -> None:
     strategy = DeepSpeed(None, Mesh(replicas=2), settings(1))
-    with pytest.raises(ConfigError, match=r"updates parameters in float32, but this model has torch\.float64"):
+    with pytest.raises(ConfigError, match=r"float32, .*torch\.float64"):
         strategy.prepare(nn.Linear(2, 2).double())

@@ -65,7 +65,7 @@ def test_the_width_of_each_layer_is_checked():
     settings = {"n_embd": 6, "n_head": 3, "n_inner": None}
     assert plan_problems(config_of("gpt2", **settings), 3) == []
     assert len(split_modules(model_of("gpt2", **settings), 3)) == 4
-    with pytest.raises(ConfigError, match=r"received 4, but h\.0\.attn\.c_attn has a width of 6, which it does not"):
+    with pytest.raises(ConfigError, match=r"received 4, .*h\.0\.attn\.c_attn .*6"):
         split_modules(model_of("gpt2", **settings), 4)
 
 

@@ -76,7 +76,7 @@ def test_rows_are_masked_by_epoch_in_training_only():
 
 
 def test_masks_without_effect_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"time_mask_width: has no effect without task\.audio\.time_masks"):
+    with pytest.raises(ConfigError, match=r"time_mask_width: .*task\.audio\.time_masks"):
         train("reviews/smoke_audio", tmp_path, "task.audio.time_mask_width=0.5")
     options = SimpleNamespace(audio=AudioOptions(frequency_masks=1))
     (problem,) = check_model(Wav2Vec2Config(), options)

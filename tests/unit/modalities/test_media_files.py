@@ -72,7 +72,7 @@ def test_without_the_library_the_message_says_what_to_install(tmp_path, without_
         "convert them to JPEG"
     )
     assert image.decode(written(tmp_path, "a.png", encoded(noise(4, 4))), 99).size == (4, 4)
-    with pytest.raises(BadRow, match=r"not an image in a supported format \(PNG, JPEG, WEBP, BMP, GIF, TIFF\)"):
+    with pytest.raises(BadRow, match=r"\(PNG, JPEG, WEBP, BMP, GIF, TIFF\)"):
         image.check(written(tmp_path, "a.jpg", b"any"), Options())
 
 
@@ -134,7 +134,7 @@ def test_without_pyav_the_program_ffmpeg_decodes(tmp_path, ffmpeg):
     assert audio.check(written(tmp_path, "-call.m4a", b"any"), Options())["frames"] == 8000
     assert f"-nostdin -format_whitelist {FORMATS} -i /" in (ffmpeg / "arguments").read_text()
     (ffmpeg / "wave").unlink()
-    with pytest.raises(BadRow, match=r"^call\.wma: cannot be decoded by ffmpeg: it: Invalid data found$"):
+    with pytest.raises(BadRow, match=r"^call\.wma: .*ffmpeg: it: Invalid data found$"):
         audio.check(written(tmp_path, "call.wma", b"any"), Options())
 
 

@@ -42,7 +42,7 @@ def test_a_library_that_loses_windows_is_refused(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizers, "Tokenizer", Loses)
     keeps_all_windows.cache_clear()
     try:
-        with pytest.raises(InputError, match=r"loses all but the first windows.*pip install 'tokenizers!="):
+        with pytest.raises(InputError, match=r"pip install 'tokenizers!="):
             encode_with_overflow(tokenizer, ["a b"], truncation=True, max_length=3)
     finally:
         keeps_all_windows.cache_clear()

@@ -254,7 +254,7 @@ def test_a_tracker_that_cannot_be_started_says_what_to_do(output_dir, wandb, mon
         raise RuntimeError("api_key not configured (no-tty)")
 
     monkeypatch.setattr(wandb, "init", fail)
-    with pytest.raises(RunError, match=r"wandb cannot be started: api_key not configured .* WANDB_MODE=offline"):
+    with pytest.raises(RunError, match=r"wandb .*: api_key .* WANDB_MODE=offline"):
         write(settings(output_dir, "tracking.report_to=[wandb]"), range(1, 2), 0.0)
 
 
@@ -323,7 +323,7 @@ def test_trackio_gets_what_a_finished_run_shows(output_dir, trackio):
 
 def test_trackio_in_another_folder_is_refused_because_it_would_write_there(output_dir, trackio):
     trackio.TRACKIO_DIR = "/of/a/former/run"
-    with pytest.raises(RunError, match="this process has used Trackio in /of/a/former/run"):
+    with pytest.raises(RunError, match="/of/a/former/run"):
         write(settings(output_dir, "tracking.report_to=[trackio]"), range(1, 2), 0.0)
 
 
