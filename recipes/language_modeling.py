@@ -17,7 +17,6 @@ from toolkit.api.task import Task
 from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
-from toolkit.data.columns import used_columns
 from toolkit.main import main
 from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_quality, likelihood_scores
 from toolkit.tasks.records import LazyRecords
@@ -115,6 +114,8 @@ class LanguageModeling(Task):
 
     def schema(self) -> datasets.Features:
         from datasets import Features, List, Value
+
+        from toolkit.data.columns import used_columns
 
         text = Value("string")
         if self.options.data_format == "messages":
@@ -227,6 +228,7 @@ class LanguageModeling(Task):
         return found
 
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
+        from toolkit.data.columns import used_columns
         from toolkit.modalities.seq2seq import decode
         from toolkit.tasks.blocks import scored_documents
 

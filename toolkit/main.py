@@ -21,6 +21,7 @@ from toolkit.api.task import Task
 from toolkit.base.cli_errors import guarded, resumable
 from toolkit.base.package import is_shipped
 from toolkit.base.processes import has_own_command
+from toolkit.checks.check import Told
 from toolkit.config.keys import written
 from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file
 
@@ -76,8 +77,8 @@ def run_recipe(
     Raises:
         ToolkitError: if the run cannot start, fails or is stopped.
     """
+    cfg = load_settings(task_type, config, overrides, starts_run=True, told=Told()).config
     with resumable(command):
-        cfg = load_settings(task_type, config, overrides, starts_run=True).config
         from toolkit.run import run
 
         run(cfg, task_type(cfg), recipe, ends_process=True)

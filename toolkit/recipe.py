@@ -14,8 +14,8 @@ from typing import Any
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.base.package import present, shipped_root, shortest
-from toolkit.checks.check import Findings
-from toolkit.checks.rules import RULES
+from toolkit.checks.check import Case, Findings, Told, ask
+from toolkit.checks.settings import SETTINGS
 from toolkit.config import Draft, Loaded, read_config
 from toolkit.config.messages import did_you_mean, join
 
@@ -176,6 +176,7 @@ def load_settings(
     environ: Mapping[str, str] = os.environ,
     check_files: bool = True,
     starts_run: bool = False,
+    told: Told | None = None,
 ) -> Loaded:
     """Reads and validates the settings of a recipe.
 
@@ -188,6 +189,7 @@ def load_settings(
         environ: environment variables with the launcher's settings.
         check_files: whether the files and folders in the settings must exist; not required for a finished run.
         starts_run: whether a run starts with these settings in their `output_dir`.
+        told: prints problems as soon as they are found; None prints nothing.
 
     Returns:
         The settings and where each was set.
@@ -195,9 +197,10 @@ def load_settings(
     Raises:
         ConfigError: if any setting is invalid; also lists every other problem that can be found before loading weights.
     """
-    draft = _draft(task_type, file, overrides, environ, check_files)
-    if draft.problems and check_files:
-        _examine(draft, task_type, folder=starts_run).refuse()
+    draft, case, found = _settings(task_type, file, overrides, environ, check_files, told)
+    if found.problems and check_files:
+        found += _examine(case, folder=starts_run, told=told)
+    found.refuse(told)
     return draft.loaded()
 
 
@@ -207,6 +210,7 @@ def validate(
     overrides: Sequence[str] = (),
     elsewhere: bool = False,
     first_rows: bool = True,
+    told: Told | None = None,
 ) -> Findings:
     """Runs every check that a run performs before it loads weights.
 
@@ -217,6 +221,7 @@ def validate(
         elsewhere: skip checks that depend on this machine (launcher, files, cache, GPUs, libraries), because the
             training will run on another one.
         first_rows: whether to check the first rows of the data files also if no other problem is found.
+        told: prints problems as soon as they are found if settings are wrong by themselves; None prints nothing.
 
     Returns:
         The problems found, and what could not be checked.
@@ -224,26 +229,31 @@ def validate(
     Raises:
         ConfigError: if the file cannot be read.
     """
-    draft = _draft(task_type, file, overrides, {} if elsewhere else os.environ, not elsewhere)
-    return _examine(draft, task_type, elsewhere, first_rows=first_rows or bool(draft.problems))
+    _, case, found = _settings(task_type, file, overrides, {} if elsewhere else os.environ, not elsewhere, told)
+    wrong = bool(found.problems)
+    return found + _examine(case, elsewhere, first_rows=first_rows or wrong, told=told if wrong else None)
 
 
-def _draft(
+def _settings(
     task_type: type[Task],
     file: str | Path | Mapping[str, Any],
     overrides: Sequence[str],
     environ: Mapping[str, str],
     check_files: bool,
-) -> Draft:
-    return read_config(task_type.Options, file, overrides, environ, task_type.columns, check_files, RULES)
+    told: Told | None,
+) -> tuple[Draft, Case, Findings]:
+    """Returns the settings, the run to check, and what is wrong with the settings by themselves."""
+    draft = read_config(task_type.Options, file, overrides, environ, task_type.columns, check_files)
+    case = Case(draft.config, task_type, environ, faulty=draft.faulty, place=draft.located)
+    found = Findings(draft.problems) + ask(SETTINGS, case, ["settings", "files"] if check_files else ["settings"])
+    if told is not None:
+        told(found.problems)
+    return draft, case, found
 
 
-def _examine(
-    draft: Draft, task_type: type[Task], elsewhere: bool = False, folder: bool = True, first_rows: bool = True
-) -> Findings:
+def _examine(case: Case, elsewhere: bool = False, **options: Any) -> Findings:
     from toolkit.base.console import quiet_libraries
     from toolkit.checks.run import examine
 
     with quiet_libraries():
-        found = examine(draft.config, task_type, draft.faulty, elsewhere, folder, first_rows)
-    return Findings((*draft.problems, *map(draft.located, found.problems)), found.unchecked)
+        return examine(case, elsewhere, **options)

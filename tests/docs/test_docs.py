@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checked import load_checked
 from deployed import docker_trainings, trainings
 from launching import ROOT
 from ruamel.yaml import YAML
 
-from toolkit.checks.rules import RULES
+from toolkit.base.errors import problems_of
 from toolkit.commands import train
 from toolkit.commands.cli import command_of
 from toolkit.commands.cli import main as toolkit_command
 from toolkit.commands.options import with_current_names
-from toolkit.config import read_config
 from toolkit.config.keys import field_types, section_types
 from toolkit.lab.search.space import read_space
 from toolkit.recipe import config_file, load_task_type, validate
@@ -86,7 +86,7 @@ def reader(tmp_path, monkeypatch) -> Path:
 def wrong_settings(recipe: str, config: Path | str | dict[str, Any], overrides: list[str]) -> list[str]:
     """Returns the problems of a configuration's settings, except for missing public datasets."""
     task_type = load_task_type(recipe)
-    found = read_config(task_type.Options, config, overrides, {}, task_type.columns, rules=RULES).problems
+    found = problems_of(lambda: load_checked(task_type.Options, config, overrides, {}, task_type.columns))
     return [each for each in found if not ("there is no such file" in each and "`toolkit data get " in each)]
 
 

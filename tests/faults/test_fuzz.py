@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checked import load_checked
 from commands import run_command
 from containers import arrow_of, hdf5_of, media_rows, parquet_of, tar_of, zip_of
 from fault_runs import QUICK, RESUME, argv
@@ -22,7 +23,6 @@ from image_files import encoded, noise
 from toolkit.api.batch import BadRow
 from toolkit.checkpoint.manifest import verify
 from toolkit.checkpoint.state import SavedState
-from toolkit.checks.rules import RULES
 from toolkit.config import read_config
 from toolkit.data.sources import folder_of, is_files, read_rows
 from toolkit.data.table import check_raw
@@ -36,7 +36,7 @@ SMOKE = (ROOT / "recipes" / "configs" / "reviews" / "smoke.yaml").read_text(enco
 
 
 def configured(file: Path, *overrides: str) -> Any:
-    return read_config(TASK.Options, file, overrides, {}, TASK.columns, True, RULES)
+    return load_checked(TASK.Options, file, overrides, {}, TASK.columns)
 
 
 @fuzzed(st.one_of(mutated(SMOKE.encode()), st.text().map(lambda text: text.encode("utf-8", "surrogatepass"))))
@@ -56,7 +56,7 @@ def test_values_of_settings(faults: Faults, example):
             inside[name] = value
         else:
             sections[section] = value
-    refused_or_accepted(faults, lambda: read_config(TASK.Options, sections, (), {}, TASK.columns, True, RULES))
+    refused_or_accepted(faults, lambda: load_checked(TASK.Options, sections, (), {}, TASK.columns))
 
 
 @fuzzed(st.lists(st.one_of(
@@ -99,7 +99,7 @@ def pictures(folder: Path) -> Path:
 def read_all(file: Path) -> None:
     """Reads and checks all rows of a table or archive; those that cannot be used have a reason."""
     modality = "image" if is_files(file) or file.suffix == ".hdf5" else "text"
-    task = TASK(read_config(TASK.Options, {"task": {"modality": modality}}, (), {}, TASK.columns, False, ()).config)
+    task = TASK(read_config(TASK.Options, {"task": {"modality": modality}}, (), {}, TASK.columns, False).config)
     for raw in read_rows(file):
         try:
             check_raw(raw, task, {}, True, folder_of(file))

@@ -41,7 +41,8 @@ def guarded(work: Callable[[], None]) -> NoReturn:
         work()
     except ToolkitError as error:
         if is_first_rank():
-            report_error(str(error))
+            if not error.told:
+                report_error(str(error))
         elif not error.shared:
             time.sleep(OWN_ERROR_SECONDS)
             report_error(f"[rank {os.environ['RANK']}] {error}")

@@ -113,9 +113,9 @@ def warn(text: str) -> None:
         LOGGER.warning("%s", text)
 
 
-def report_error(text: str) -> None:
-    """Logs an error, on any process; the console prints an empty line before it."""
-    LOGGER.error("%s", text, extra={_BLANK_LINE: True})
+def report_error(text: str, blank_line_before: bool = True) -> None:
+    """Logs an error, on any process; the console prints an empty line before it, if not told otherwise."""
+    LOGGER.error("%s", text, extra={_BLANK_LINE: blank_line_before})
 
 
 def progress(total: int, description: str, initial: int = 0, inner: bool = False, unit: str = "it") -> Any:

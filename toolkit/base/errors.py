@@ -18,6 +18,8 @@ class ToolkitError(Exception):
     exit_code = 1
     shared = False
     """Whether every rank raised this error, so that only the first rank prints it."""
+    told = False
+    """Whether all of it has been printed before it was raised."""
 
 
 class InputError(ToolkitError):
@@ -36,13 +38,17 @@ class ConfigError(InputError):
 
     def __init__(self, problems: list[str], unchecked: list[str] | None = None) -> None:
         self.problems, self.unchecked = problems, unchecked or []
-        count = "1 setting is" if len(problems) == 1 else f"{len(problems)} settings are"
-        lines = [f"{count} wrong:", *(f"  - {problem}" for problem in problems)]
+        lines = [f"{count_wrong(len(problems))}:", *(f"  - {problem}" for problem in problems)]
         super().__init__("\n".join(lines + [f"  not checked: {each}" for each in self.unchecked]))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str], list[str]]]:
         # Errors of the main process are sent to the other ranks. By default, pickle would rebuild one from its message.
         return ConfigError, (self.problems, self.unchecked)
+
+
+def count_wrong(number: int) -> str:
+    """Returns how many settings are wrong, as the beginning of a message."""
+    return "1 setting is wrong" if number == 1 else f"{number} settings are wrong"
 
 
 def problems_of(build: Callable[[], object]) -> list[str]:

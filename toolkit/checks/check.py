@@ -1,39 +1,78 @@
-"""Checks of a run that are made before anything heavy is loaded."""
+"""Asks checks of a run, tells problems as they are found, and skips what follows from a setting that is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from typing import Literal, get_args
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from toolkit.api.task import Task
-from toolkit.base.errors import ConfigError
+from toolkit.base.console import report_error
+from toolkit.base.errors import ConfigError, InputError, count_wrong
+from toolkit.base.processes import is_first_rank
 from toolkit.config.messages import Key
+from toolkit.config.problems import CannotCheck, Check, Problem, Stage, touching
 from toolkit.config.sections import Config
-from toolkit.config.watch import touching, watched
 
-Kind = Literal["settings", "libraries", "machine", "model", "inputs", "rows", "folder"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-
-class CannotCheck(Exception):  # noqa: N818 - never shown as an error
-    """Raised by a check that cannot be performed, with the reason."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
-@dataclass(frozen=True)
-class Check:
-    """A check of a run.
+def _environment() -> Mapping[str, str]:
+    return os.environ
+
+
+@dataclass
+class Case:
+    """A run that is checked.
 
     Args:
-        about: name of the check, shown if it could not be performed.
-        problems: returns one full message per problem, starting with the dotted key.
-        kind: what the check needs: only the settings, libraries and imported modules, the rest of this machine, the
-            model's configuration, its processor and data, the first rows of the data, or the output folder.
+        cfg: the settings, with invalid ones replaced by their defaults.
+        make_task: creates the recipe's task from settings.
+        environ: environment variables with the launcher's settings.
+        processes: number of processes; None takes that of the launcher, which `environ` has.
+        faulty: keys of the invalid settings.
+        place: returns the message of a problem, with the place where a setting was given.
     """
 
-    about: str
-    problems: Callable[[Config, Task], list[str]]
-    kind: Kind = "settings"
+    cfg: Config
+    make_task: Callable[[Config], Task]
+    environ: Mapping[str, str] = field(default_factory=_environment)
+    processes: int | None = None
+    faulty: Collection[Key] = ()
+    place: Callable[[Problem], str] = lambda problem: problem.text
+
+    def __post_init__(self) -> None:
+        if self.processes is None and "WORLD_SIZE" in self.environ:
+            self.processes = int(self.environ["WORLD_SIZE"])
+
+    @cached_property
+    def task(self) -> Task:
+        """The recipe's task."""
+        return self.make_task(self.cfg)
+
+    def load_config(self) -> PreTrainedConfig:
+        """Returns the model's configuration, a new copy each time; it is loaded once.
+
+        Raises:
+            InputError: if it cannot be loaded, each time.
+        """
+        if isinstance(self._config, InputError):
+            raise self._config
+        return deepcopy(self._config)
+
+    @cached_property
+    def _config(self) -> PreTrainedConfig | InputError:
+        from toolkit.config.paths import source_of
+        from toolkit.models.load import load_model_config
+
+        try:
+            return load_model_config(source_of(self.cfg))
+        except InputError as error:
+            return error
 
 
 @dataclass(frozen=True)
@@ -49,45 +88,86 @@ class Findings:
     unchecked: tuple[str, ...] = ()
 
     def __add__(self, other: Findings) -> Findings:
-        return Findings(self.problems + other.problems, self.unchecked + other.unchecked)
+        more = (each for each in other.problems if each not in self.problems)
+        return Findings((*self.problems, *more), self.unchecked + other.unchecked)
 
-    def refuse(self) -> None:
+    def refuse(self, told: Told | None = None) -> None:
         """Raises an error if there are problems.
+
+        Args:
+            told: has printed some of them.
 
         Raises:
             ConfigError: if there are problems; lists all of them.
         """
         if self.problems:
-            raise ConfigError(list(self.problems), list(self.unchecked))
+            error = ConfigError(list(self.problems), list(self.unchecked))
+            if told is not None and told.problems:
+                told.end(self.unchecked)
+                error.told = True
+            raise error
 
 
-def ask(
-    checks: Iterable[Check], cfg: Config, make_task: Callable[[Config], Task], faulty: Collection[Key] = ()
-) -> Findings:
-    """Performs checks and skips those that depend on an invalid setting.
+class Told:
+    """Prints wrong settings on the first rank as soon as they are found, while others are still looked for."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.first = 0
+
+    def __call__(self, problems: Iterable[str]) -> None:
+        """Prints those of the problems that have not been printed."""
+        new = [each for each in problems if each not in self.problems]
+        lines = [f"  - {each}" for each in new]
+        if begins := bool(new) and not self.problems:
+            self.first = len(new)
+            lines = [f"{count_wrong(self.first)}:", *lines, "looking for more (libraries, machine, model, data) ..."]
+        self.problems += new
+        self._print(lines, begins)
+
+    def end(self, unchecked: Sequence[str]) -> None:
+        """Prints what could not be checked, and the number of all problems if there were more than the first ones."""
+        lines = [f"  not checked: {each}" for each in unchecked]
+        if len(self.problems) > self.first:
+            self._print([*lines, f"{count_wrong(len(self.problems))} in total"])
+        else:
+            self._print(["  nothing else was found", *lines])
+
+    def _print(self, lines: Sequence[str], begins: bool = False) -> None:
+        if lines and is_first_rank():
+            report_error("\n".join(lines), blank_line_before=begins)
+
+
+def ask(checks: Sequence[Check], case: Case, stages: Iterable[Stage], told: Told | None = None) -> Findings:
+    """Performs the checks of some stages, and skips those that depend on an invalid setting.
 
     Args:
         checks: the checks.
-        cfg: the settings, with invalid ones replaced by their defaults.
-        make_task: creates the recipe's task from settings.
-        faulty: keys of the invalid settings.
-
-    Returns:
-        The problems, and the checks that were skipped.
+        case: the run.
+        stages: the stages, in the order in which they are asked.
+        told: prints the problems of each stage once it has been asked.
     """
+    found = Findings()
+    for stage in stages:
+        for check in checks:
+            if check.stage == stage:
+                found += _asked(check, case)
+        if told is not None:
+            told(found.problems)
+    return found
+
+
+def _asked(check: Check, case: Case) -> Findings:
     problems: list[str] = []
-    unchecked: list[str] = []
-    read: set[Key] = set()
-    seen = watched(cfg, read) if faulty else cfg
-    for check in checks:
-        read.clear()
-        try:
-            found = check.problems(seen, make_task(seen))
-        except CannotCheck as reason:
-            found = []
-            unchecked.append(f"{check.about}, because {reason}")
-        if found and (reasons := touching(read, faulty)):
-            unchecked.append(f"{check.about}, because of {', '.join('.'.join(key) for key in reasons)}")
-        else:
-            problems += [each for each in found if each not in problems]
-    return Findings(tuple(problems), tuple(unchecked))
+    faults: set[Key] = set()
+    try:
+        for each in check.find(case):
+            problem = each if isinstance(each, Problem) else Problem.of(each)
+            touched = touching((*check.reads, *problem.keys), case.faulty)
+            faults.update(touched)
+            problems += [] if touched else [case.place(problem)]
+        because = f"of {', '.join('.'.join(key) for key in sorted(faults))}" if faults else ""
+    except CannotCheck as reason:
+        because = str(reason)
+    unchecked = (f"{check.about}, because {because}",) if check.about and because else ()
+    return Findings(tuple(dict.fromkeys(problems)), unchecked)

@@ -5,59 +5,57 @@ The copy is on the meta device: it has all layers and the names and shapes of al
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolkit import modalities
-from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError, problems_of
 from toolkit.base.files import kind_of
-from toolkit.checks.check import CannotCheck
+from toolkit.checks.check import Case
 from toolkit.config.paths import source_of
-from toolkit.config.sections import Config, ModelConfig
+from toolkit.config.problems import CannotCheck
+from toolkit.config.sections import ModelConfig
 from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS
 from toolkit.distributed.tensor.plans import plan_problems, split_modules
-from toolkit.modalities.text import shape_problems
+from toolkit.modalities.text import prefix_problems, shape_problems
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import adapter_problems, add_adapters, prompt_problems
 from toolkit.models.load import (
     attention,
     build_empty,
     head_problems,
-    load_model_config,
     lost_override_problems,
     unused_parameter_problems,
 )
 from toolkit.models.parts import freeze
 from toolkit.models.unpadded import families
 from toolkit.optim.optimizers import rates
-from toolkit.prepare import inputs
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_config.json")
 """Names of weight files; a model's folder contains one of them."""
 
 
-def config_problems(cfg: Config, task: Task) -> list[str]:
+def config_problems(case: Case) -> list[str]:
     """Returns why the model's configuration cannot be loaded or created."""
-    _require_name(cfg.model)
-    return problems_of(lambda: load_model_config(source_of(cfg)))
+    _require_name(case.cfg.model)
+    return problems_of(case.load_config)
 
 
-def weight_problems(cfg: Config, task: Task) -> list[str]:
+def weight_problems(case: Case) -> list[str]:
     """Returns a message if a local folder, or the cache of an offline machine, contains no weights."""
     from huggingface_hub import constants, try_to_load_from_cache
 
-    name, revision = source_of(cfg).name_or_path, cfg.model.revision
-    if name is None or config_problems(cfg, task):
+    if config_problems(case) or (name := source_of(case.cfg).name_or_path) is None:
         return []
     if kind_of(Path(name)) == "folder":
         place, there = "the folder", [(Path(name) / file).is_file() for file in WEIGHTS]
     elif constants.HF_HUB_OFFLINE:
-        place = "the cache, and HF_HUB_OFFLINE=1 disables access to the Hub"
+        place, revision = "the cache, and HF_HUB_OFFLINE=1 disables access to the Hub", case.cfg.model.revision
         there = [isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in WEIGHTS]
     else:
         return []
@@ -66,118 +64,115 @@ def weight_problems(cfg: Config, task: Task) -> list[str]:
     return [f"model.name_or_path: received {name!r}, but there are no safetensors weights in {place}"]
 
 
-def fit_problems(cfg: Config, task: Task) -> list[str]:
-    """Returns why the model and the task do not fit."""
-    return inputs.fit_problems(cfg, task, _config(cfg))
+def fit_problems(case: Case) -> list[str]:
+    """Returns why the model, the task and a prefix of virtual tokens do not fit together."""
+    cfg, task, config = case.cfg, case.task, _config(case)
+    auto_model, peft = task.auto_model(config), cfg.model.peft
+    problems = [
+        *modalities.load(task.modality).check_model(config, task.options),
+        *head_problems(cfg.model, config, auto_model),
+        *prompt_problems(cfg.model, auto_model),
+    ]
+    if peft.method == "prompt_tuning" and not problems:
+        return prefix_problems(config, task.options, peft.num_virtual_tokens)
+    return problems
 
 
-def process_problems(cfg: Config, num_processes: int) -> list[str]:
-    """Returns why this number of processes cannot train the model."""
-    if num_processes == 1 or cfg.train.ddp_find_unused_parameters:
-        return []
-    return unused_parameter_problems(_config(cfg))
-
-
-def build_problems(cfg: Config, task: Task) -> list[str]:
+def build_problems(case: Case) -> list[str]:
     """Returns why the model cannot be built from its configuration."""
-    if cfg.model.from_config is None and cfg.model.attn_implementation is None:
+    model = case.cfg.model
+    if model.from_config is None and model.attn_implementation is None:
         return []
-    config = _config(cfg)
-    return [] if head_problems(cfg.model, config, task.auto_model(config)) else problems_of(lambda: _build(cfg, task))
+    config = _config(case)
+    return [] if head_problems(model, config, case.task.auto_model(config)) else problems_of(lambda: _build(case))
 
 
-def freeze_problems(cfg: Config, task: Task) -> list[str]:
+def freeze_problems(case: Case) -> list[str]:
     """Returns which patterns of `model.freeze` and `model.unfreeze` match nothing."""
-    if not cfg.model.freeze:
-        return []
-    model = _without_weights(cfg, task)
-    return problems_of(lambda: freeze(model, cfg.model))
+    return _of_empty(case, lambda model: freeze(model, case.cfg.model)) if case.cfg.model.freeze else []
 
 
-def adapter_fit_problems(cfg: Config, task: Task) -> list[str]:
+def adapter_fit_problems(case: Case) -> list[str]:
     """Returns why `model.peft` does not fit the model."""
+    cfg = case.cfg
     if cfg.model.peft.method == "none" or adapter_problems(cfg.model):
         return []
-    auto_model = task.auto_model(_config(cfg))
+    auto_model = case.task.auto_model(_config(case))
     if prompt_problems(cfg.model, auto_model):
         return []
-    model = _without_weights(cfg, task)
-    return problems_of(lambda: add_adapters(model, cfg.model.peft, auto_model, cfg.seed))
+    return _of_empty(case, lambda model: add_adapters(model, cfg.model.peft, auto_model, cfg.seed))
 
 
-def noise_problems(cfg: Config, task: Task) -> list[str]:
+def noise_problems(case: Case) -> list[str]:
     """Returns why the Trainer cannot add noise to the model's embeddings."""
-    if cfg.engine != "trainer" or cfg.trainer.args.get("neftune_noise_alpha") is None:
+    if case.cfg.engine != "trainer" or case.cfg.trainer.args.get("neftune_noise_alpha") is None:
         return []
     try:
-        _without_weights(cfg, task).get_input_embeddings()
+        _empty_model(case).get_input_embeddings()
     except NotImplementedError:
-        kind = _config(cfg).model_type
+        kind = _config(case).model_type
         return [f"trainer.args.neftune_noise_alpha: noise is added to embeddings, which a {kind} lacks; remove it"]
     return []
 
 
-def activation_problems(cfg: Config, task: Task) -> list[str]:
+def activation_problems(case: Case) -> list[str]:
     """Returns why activations of this model cannot be recomputed."""
-    if cfg.train.activation_checkpointing == "none" and cfg.train.activation_compression == "none":
+    train = case.cfg.train
+    if train.activation_checkpointing == "none" and train.activation_compression == "none":
         return []
-    model = _without_weights(cfg, task)
-    return problems_of(lambda: spare_activations(model, cfg.train))
+    return _of_empty(case, lambda model: spare_activations(model, train))
 
 
-def padding_problems(cfg: Config, task: Task) -> list[str]:
-    """Returns why the model cannot leave out the padding of its batches, or is too short for it."""
-    multiple, peft = cfg.train.pad_to_multiple_of, cfg.model.peft
+def padding_problems(case: Case) -> list[str]:
+    """Returns why the model cannot run without padding, or is too short for `train.pad_to_multiple_of`."""
+    multiple, peft = case.cfg.train.pad_to_multiple_of, case.cfg.model.peft
     if multiple is not None:
         virtual = peft.num_virtual_tokens if peft.method == "prompt_tuning" else 0
-        return shape_problems(_config(cfg), task.options, multiple, virtual)
-    return families.problems(cfg, _config(cfg)) if cfg.train.unpadded is True else []
+        return shape_problems(_config(case), case.task.options, multiple, virtual)
+    return families.problems(case.cfg, _config(case)) if case.cfg.train.unpadded is True else []
 
 
-def tensor_problems(cfg: Config, task: Task) -> list[str]:
+def tensor_problems(case: Case) -> list[str]:
     """Returns why the model's layers cannot be split over `parallel.tensor` processes."""
-    size = cfg.parallel.tensor
-    problems = plan_problems(_config(cfg), size) if size > 1 else []
-    if size == 1 or problems:
-        return problems
-    model = _without_weights(cfg, task)
-    return problems_of(lambda: split_modules(model, size))
+    size = case.cfg.parallel.tensor
+    if size == 1:
+        return []
+    return plan_problems(_config(case), size) or _of_empty(case, lambda model: split_modules(model, size))
 
 
-def pipeline_problems(cfg: Config, task: Task) -> list[str]:
+def pipeline_problems(case: Case) -> list[str]:
     """Returns why the model cannot be split into `parallel.pipeline` stages."""
-    parallel = cfg.parallel
+    parallel = case.cfg.parallel
     if parallel.pipeline == 1:
         return []
-    return stage_problems(_config(cfg), parallel.pipeline, CHUNKS.get(parallel.schedule, 1))
+    return stage_problems(_config(case), parallel.pipeline, CHUNKS.get(parallel.schedule, 1))
 
 
-def rate_problems(cfg: Config, task: Task) -> list[str]:
+def rate_problems(case: Case) -> list[str]:
     """Returns which parameters with their own learning rate do not exist."""
-    if cfg.train.layerwise_lr_decay == 1 and cfg.train.head_learning_rate is None:
+    train = case.cfg.train
+    if train.layerwise_lr_decay == 1 and train.head_learning_rate is None:
         return []
-    model = _without_weights(cfg, task)
-    return problems_of(lambda: rates(model, cfg.train, cfg.train.learning_rate))
+    return _of_empty(case, lambda model: rates(model, train, train.learning_rate))
 
 
-def processor_problems(cfg: Config, task: Task) -> list[str]:
+def processor_problems(case: Case) -> list[str]:
     """Returns why the tokenizer, image processor or feature extractor of a pretrained model cannot be loaded."""
-    model = source_of(cfg)
-    source = model.name_or_path
-    if source is None or config_problems(cfg, task):
+    if config_problems(case) or (name := source_of(case.cfg).name_or_path) is None:
         return []
-    modality = modalities.load(task.modality)
-    return problems_of(lambda: modality.load_processor(source, model, task.options))
+    modality = modalities.load(case.task.modality)
+    return problems_of(lambda: modality.load_processor(name, source_of(case.cfg), case.task.options))
 
 
-def override_problems(cfg: Config, task: Task) -> list[str]:
+def override_problems(case: Case) -> list[str]:
     """Returns which of `model.config_overrides` would be replaced by the processor or the task.
 
-    Fields that a task sets from what it learned from the rows are known only to the run, which refuses them itself.
+    Fields that a task sets from what it learned from the rows are known only to the run, which asks again itself.
     """
-    if not cfg.model.config_overrides or fit_problems(cfg, task) or processor_problems(cfg, task):
+    cfg, task = case.cfg, case.task
+    if not cfg.model.config_overrides or fit_problems(case) or processor_problems(case):
         return []
-    config, modality, model = _config(cfg), modalities.load(task.modality), source_of(cfg)
+    config, modality, model = _config(case), modalities.load(task.modality), source_of(cfg)
     source = model.name_or_path
     if source is not None:
         processor = modality.load_processor(source, model, task.options)
@@ -190,6 +185,13 @@ def override_problems(cfg: Config, task: Task) -> list[str]:
     return lost_override_problems(cfg.model, config)
 
 
+def process_problems(case: Case) -> list[str]:
+    """Returns why several processes cannot train the model."""
+    if case.processes in (None, 1) or case.cfg.train.ddp_find_unused_parameters:
+        return []
+    return unused_parameter_problems(_config(case))
+
+
 def _require_name(model: ModelConfig) -> None:
     new = model.from_config
     if (model.name_or_path is None) == (new is None):
@@ -198,33 +200,36 @@ def _require_name(model: ModelConfig) -> None:
         raise CannotCheck("no model is given")
 
 
-def _config(cfg: Config) -> PreTrainedConfig:
-    _require_name(cfg.model)
+def _config(case: Case) -> PreTrainedConfig:
+    _require_name(case.cfg.model)
     try:
-        return load_model_config(source_of(cfg))
+        return case.load_config()
     except InputError as error:
         raise CannotCheck("the model's configuration is wrong") from error
 
 
-def _build(cfg: Config, task: Task) -> Any:
+def _build(case: Case) -> PreTrainedModel:
     import transformers
 
-    config = _config(cfg)
-    auto_model = task.auto_model(config)
+    model, config = case.cfg.model, _config(case)
+    auto_model = case.task.auto_model(config)
     auto_class = getattr(transformers, auto_model)
-    attention(
-        cfg.model, config, auto_class
-    )  # refuses what the model's class does not support; the machine is checked separately
+    attention(model, config, auto_class)  # what the model's class supports; the machine is checked separately
     try:
-        return build_empty(auto_class, config, trust_remote_code=cfg.model.trust_remote_code)
+        return build_empty(auto_class, config, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # each model class has its own checks and exception types
-        key = "model.from_config" if cfg.model.from_config is not None else "model.name_or_path"
+        key = "model.from_config" if model.from_config is not None else "model.name_or_path"
         raise ConfigError([f"{key}: cannot build {auto_model}: {error}"]) from error
 
 
-def _without_weights(cfg: Config, task: Task) -> Any:
-    """Returns the model on the meta device."""
+def _empty_model(case: Case) -> PreTrainedModel:
     try:
-        return _build(cfg, task)
+        return _build(case)
     except ConfigError as error:
         raise CannotCheck("the model cannot be built") from error
+
+
+def _of_empty(case: Case, change: Callable[[PreTrainedModel], object]) -> list[str]:
+    """Returns the problems of changing a new copy of the model without weights."""
+    model = _empty_model(case)
+    return problems_of(lambda: change(model))

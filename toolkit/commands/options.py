@@ -332,11 +332,12 @@ def load(arguments: argparse.Namespace) -> tuple[type[Task], Loaded]:
         ConfigError: if a setting is invalid.
         InputError: if the recipe cannot be loaded.
     """
+    from toolkit.checks.check import Told
     from toolkit.recipe import load_settings, load_task_type
 
     find(arguments)
     task_type = load_task_type(arguments.recipe)
-    return task_type, load_settings(task_type, arguments.config, arguments.overrides)
+    return task_type, load_settings(task_type, arguments.config, arguments.overrides, told=Told())
 
 
 def request(arguments: argparse.Namespace, suffix: str, processes: int | None = None, least: int = 1) -> Request:

@@ -18,7 +18,6 @@ from toolkit.base.outputs import output_file, output_folder
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least
 from toolkit.config.sections import Config
-from toolkit.recipe import load_settings
 
 if TYPE_CHECKING:
     from toolkit.api.task import Task
@@ -90,13 +89,12 @@ def run_preflight(arguments: argparse.Namespace) -> None:
         ConfigError: if the settings cannot be read.
         InputError: with all problems.
     """
-    options.find(arguments)
     from toolkit.base.console import quiet_libraries
-    from toolkit.recipe import load_task_type, validate
+    from toolkit.recipe import validate
 
-    task_type = load_task_type(arguments.recipe)
+    task_type, loaded = options.load(arguments)
     quiet_libraries()
-    cfg = load_settings(task_type, arguments.config, arguments.overrides).config
+    cfg = loaded.config
     from toolkit.lab.preflight import connect
 
     connect(cfg)
@@ -114,8 +112,8 @@ def run_preflight(arguments: argparse.Namespace) -> None:
 def _ask(cfg: Config, task: Task, findings: Findings, processes: int) -> Iterator[Found]:
     """Yields what each check of the machine finds."""
     from toolkit.base.errors import problems_of
-    from toolkit.checks.model import process_problems
-    from toolkit.checks.run import size_problems
+    from toolkit.checks.check import Case, ask
+    from toolkit.checks.run import CHECKS
     from toolkit.lab import preflight
     from toolkit.lab.preflight import Found, Needs, needs_of
 
@@ -123,7 +121,7 @@ def _ask(cfg: Config, task: Task, findings: Findings, processes: int) -> Iterato
     yield from preflight.inputs(cfg)
     needs, reason = Needs(processes), "its settings or inputs are wrong"
     if not findings.problems:
-        sizes = (*size_problems(cfg, world), *process_problems(cfg, world))
+        sizes = ask(CHECKS, Case(cfg, lambda _: task, processes=world), ["processes"]).problems
         yield Found("processes", f"{processes} here" + (f", {world} in all" if world > processes else ""), sizes)
         if not sizes:
             found: list[Needs] = []

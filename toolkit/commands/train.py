@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.api.task import Task
 from toolkit.base.outputs import output_file
+from toolkit.checks.check import Told
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least
 from toolkit.config.describe import explain_text, help_text, schema
@@ -140,8 +141,9 @@ def run_validate(arguments: argparse.Namespace) -> None:
     options.find(arguments)
     task_type = load_task_type(arguments.recipe)
     all_rows = not (arguments.settings_only or arguments.elsewhere)
-    findings = validate(task_type, arguments.config, arguments.overrides, arguments.elsewhere, first_rows=not all_rows)
-    findings.refuse()
+    given, told = (task_type, arguments.config, arguments.overrides, arguments.elsewhere), Told()
+    findings = validate(*given, first_rows=not all_rows, told=told)
+    findings.refuse(told)
     print(f"{arguments.config}: all settings are valid")
     for what in findings.unchecked:
         print(f"  not checked: {what}")
@@ -271,9 +273,8 @@ def run_slurm(arguments: argparse.Namespace) -> None:
 
 
 def _job(arguments: argparse.Namespace) -> Job:
-    from toolkit.base.errors import ConfigError
+    from toolkit.api.mesh import Mesh
     from toolkit.base.package import shipped_root, shortest
-    from toolkit.checks.run import size_problems
     from toolkit.lab.slurm import Job, cores_of
 
     recipe, config = arguments.recipe, arguments.config
@@ -284,8 +285,8 @@ def _job(arguments: argparse.Namespace) -> Job:
     per_node, seconds, lead = _checked(arguments)
     kind, words = _words(arguments, recipe, config, per_node)
     train = kind == "train"
-    if train and (problems := size_problems(cfg, arguments.nodes * per_node)):
-        raise ConfigError(problems)
+    if train:
+        Mesh.of(cfg.parallel, arguments.nodes * per_node)  # raises an error if the sizes do not fit
     given = {name: getattr(arguments, name) for name in SBATCH}
     return Job(
         command=arguments.command, work=kind, words=words,

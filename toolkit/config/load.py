@@ -1,11 +1,10 @@
-"""Builds a `Config` from a YAML file, overrides and the launcher; finds every problem before anything is loaded."""
+"""Builds a `Config` from a YAML file, overrides and the launcher, and finds every value that is wrong by itself."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,11 +19,10 @@ from toolkit.base.files import expanded
 from toolkit.config.keys import _TOP, _flat, apply_overrides, field_types, section_types
 from toolkit.config.launcher import ask_launcher
 from toolkit.config.messages import Key, as_list, describe_errors, did_you_mean, join, mapping_values, show
-from toolkit.config.paths import find_fetched_data, find_shipped_data, path_problems
-from toolkit.config.problems import Rule, conflicts
+from toolkit.config.paths import find_fetched_data, find_shipped_data
+from toolkit.config.problems import Problem, touching
 from toolkit.config.sections import Config, TopLevel
 from toolkit.config.source import Origin, Settings, read_file, read_sections
-from toolkit.config.watch import touching, watched
 
 if TYPE_CHECKING:
     from toolkit.config.fields import Column
@@ -70,30 +68,17 @@ class Draft:
         origins = {".".join(key): self.settings.origin(key) for key, _ in _flat(self.config)}
         return Loaded(self.config, origins)
 
-    def located(self, message: str) -> str:
-        """Returns a message that begins with dotted keys, with the place where one of them was given before it."""
-        return located(self.settings, message)
-
-
-def keys_in(message: str) -> list[Key]:
-    """Returns the words of a message that may be dotted keys."""
-    return [tuple(word.split(".")) for word in re.findall(r"[a-z]\w*(?:\.\w+)+|^\w+(?=:)", message)]
-
-
-def located(settings: Settings, message: str) -> str:
-    """Returns a message that begins with dotted keys, with the place where one of them was given before it.
-
-    An override is preferred to other places.
-    """
-    keys = [tuple(word.split(".")) for word in re.findall(r"[\w.]+", message.split(": ")[0])]
-    given = [
-        source
-        for key in keys
-        for other, source in settings.sources.items()
-        if other[: len(key)] == key and source.origin != "default"
-    ]
-    given.sort(key=lambda source: source.origin != "override")
-    return f"{(given or [settings.source(keys[0])])[0].place}: {message}"
+    def located(self, problem: Problem) -> str:
+        """Returns a problem's message with the place where one of its settings was given before it, first overrides."""
+        keys = [tuple(key.split(".")) for key in problem.keys]
+        given = [
+            source
+            for key in keys
+            for other, source in self.settings.sources.items()
+            if other[: len(key)] == key and source.origin != "default"
+        ]
+        given.sort(key=lambda source: source.origin != "override")
+        return f"{(given or [self.settings.source(keys[0])])[0].place}: {problem.text}"
 
 
 STAND_IN = "missing"
@@ -105,16 +90,13 @@ def load_config(
     file: str | Path | Mapping[str, Any],
     overrides: Sequence[str],
     environ: Mapping[str, str] = os.environ,
-    columns: Mapping[str, Column] | None = None,
-    check_files: bool = True,
-    rules: Sequence[Rule] = (),
 ) -> Loaded:
-    """Reads and checks a configuration; arguments are those of `read_config`.
+    """Reads a configuration whose values are right, each by itself; arguments are those of `read_config`.
 
     Raises:
         ConfigError: with all problems, if there are any.
     """
-    return read_config(options, file, overrides, environ, columns, check_files, rules).loaded()
+    return read_config(options, file, overrides, environ).loaded()
 
 
 def read_config(
@@ -124,20 +106,16 @@ def read_config(
     environ: Mapping[str, str] = os.environ,
     columns: Mapping[str, Column] | None = None,
     check_files: bool = True,
-    rules: Sequence[Rule] = (),
 ) -> Draft:
-    """Reads a configuration and checks its values, each by itself and in combination.
+    """Reads a configuration and checks each value by itself; combinations are checked by `toolkit.checks`.
 
     Args:
-        options: the class of the task's options, a frozen dataclass with `__pydantic_config__ = STRICT`. It may have
-            the method `problems() -> list[str]`, which returns a message for each impossible combination; the message
-            begins with one of its keys and names all of them.
+        options: the class of the task's options, a frozen dataclass with `__pydantic_config__ = STRICT`.
         file: a YAML 1.2 file in UTF-8, or its content as a dictionary.
         overrides: `section.key=value` each; later ones win.
         environ: the environment variables, which hold the launcher's choices.
         columns: the task's columns by name, which `data.columns` may rename; None leaves them unchecked.
-        check_files: whether the files and folders that are named must exist; False for a run that has ended.
-        rules: settings that cannot be combined.
+        check_files: whether data files may be those of `offline_dir`; False for a run that has ended.
 
     Returns:
         The configuration, with the problems that were found.
@@ -164,7 +142,6 @@ def read_config(
     top = _validate(settings, TopLevel, outside, (), fields)
     config = Config(**parts | {name: getattr(top, name) for name in _TOP})
     _check_used_columns(settings, config, columns)
-    _check_combinations(settings, config, environ, check_files, rules)
     return Draft(_with_home(config), tuple(settings.problems), frozenset(settings.reported), settings)
 
 
@@ -224,16 +201,14 @@ def _check_columns(settings: Settings, columns: Mapping[str, Column] | None) -> 
 
 
 def _check_used_columns(settings: Settings, config: Config, columns: Mapping[str, Column] | None) -> None:
-    read: set[Key] = set()
-    options = watched(config.task, read, ("task",))
+    """Reports columns that the task does not read, unless one of its settings is wrong."""
+    if columns is None or touching(["task"], settings.reported):
+        return
+    used = [name for name, column in columns.items() if column.used(config.task)]
     for name in config.data.columns:
-        if columns is None or name not in columns:
-            continue
-        read.clear()
-        if not columns[name].used(options) and not touching(read, settings.reported):
-            others = [other for other, column in columns.items() if column.used(config.task)]
+        if name in columns and name not in used:
             settings.report(
-                ("data", "columns", name), f"not read with these task settings, which use {join(others, 'and')}"
+                ("data", "columns", name), f"not read with these task settings, which use {join(used, 'and')}"
             )
 
 
@@ -285,16 +260,3 @@ def _without_faults(values: dict[str, Any], error: ValidationError, hints: Mappi
             values[missing[0]] = STAND_IN
             changed = True
     return changed
-
-
-def _check_combinations(
-    settings: Settings, config: Config, environ: Mapping[str, str], check_files: bool, rules: Sequence[Rule]
-) -> None:
-    """Checks combinations of settings, except those in which a value is wrong by itself."""
-    faulty = frozenset(settings.reported)
-    messages = conflicts(rules, config, environ, faulty)
-    further = list(path_problems(config, check_files))
-    if hasattr(config.task, "problems"):
-        further += config.task.problems()
-    messages += [message for message in further if not touching(keys_in(message), faulty)]
-    settings.problems += [located(settings, message) for message in messages]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from toolkit.base.errors import InputError, problems_of
@@ -13,6 +13,7 @@ from toolkit.base.offline import DATASET, MODEL, Fetched, read_fetched
 from toolkit.base.package import find_shipped, is_shipped
 from toolkit.catalog.entries import command_for
 from toolkit.config.messages import did_you_mean, join, show
+from toolkit.config.problems import value_of
 from toolkit.config.sections import Config, ModelConfig
 from toolkit.config.source import Settings
 
@@ -51,7 +52,7 @@ def find_shipped_data(settings: Settings, file: Path) -> None:
 def find_fetched_data(settings: Settings) -> None:
     """Replaces the names of data files that the folder `offline_dir` has by the paths of its files.
 
-    A folder that cannot be used is reported by `path_problems`.
+    A folder that cannot be used is reported by `fetched_problems`.
     """
     folder = settings.get(("offline_dir",))
     if not isinstance(folder, str) or problems_of(lambda: read_fetched(folder)):
@@ -61,39 +62,6 @@ def find_fetched_data(settings: Settings) -> None:
         value = settings.get(key)
         if isinstance(value, str) and (found := fetched.find(".".join(key), value)):
             settings.set(key, str(found), settings.source(key))
-
-
-def path_problems(config: Config, present: bool = True) -> Iterator[str]:
-    """Yields one message, dotted key first, for each text that is blank or names a path that cannot be used.
-
-    Args:
-        config: the settings.
-        present: whether the paths must exist; False for a run that has ended, or on another machine.
-    """
-    for section in ("model", "data", "eval", "checkpoint", "tracking"):
-        yield from _blank_texts(section, asdict(getattr(config, section)))
-    if not config.output_dir.strip():
-        yield f"output_dir: received {show(config.output_dir)}, expected the name of a folder"
-    if present:
-        for name in DATA_FILES:
-            yield from _data_file(f"data.{name}", getattr(config.data, name))
-        unusable = problems_of(lambda: read_fetched(config.offline_dir or "")) if config.offline_dir else []
-        yield from unusable
-        if config.offline_dir is None or unusable:
-            yield from _model(config.model.name_or_path or "", config.model.revision)
-        else:
-            yield from _fetched(config, read_fetched(config.offline_dir))
-        yield from _resume(config.checkpoint.resume)
-        if config.output_dir.strip() and kind_of(expanded(config.output_dir)) == "file":
-            yield f"output_dir: received {show(config.output_dir)}, which is a file; name a folder"
-        if (stage := config.data.stage_to) and kind_of(expanded(stage)) == "file":
-            yield f"data.stage_to: received {show(stage)}, which is a file; name a folder"
-
-
-def _blank_texts(section: str, values: dict[str, object]) -> Iterator[str]:
-    for name, value in values.items():
-        if isinstance(value, str) and not value.strip() and value != "\t":  # a delimiter
-            yield f"{section}.{name}: received {show(value)}, expected text that is not blank"
 
 
 def aligned_files(name: str) -> dict[str, str]:
@@ -123,7 +91,24 @@ def files_of(name: str) -> list[str]:
     return list(aligned_files(name).values()) or [sheet_of(name)[0]]
 
 
-def _data_file(key: str, value: str | None) -> Iterator[str]:
+def blank_problems(config: Config, key: str) -> Iterator[str]:
+    """Yields a message if a setting is text and blank."""
+    value = value_of(config, key)
+    if isinstance(value, str) and not value.strip() and value != "\t":  # a delimiter
+        expected = "the name of a folder" if key == "output_dir" else "text that is not blank"
+        yield f"{key}: received {show(value)}, expected {expected}"
+
+
+def folder_problems(config: Config, key: str) -> Iterator[str]:
+    """Yields a message if a setting names a file and not a folder."""
+    value = value_of(config, key)
+    if value and value.strip() and kind_of(expanded(value)) == "file":
+        yield f"{key}: received {show(value)}, which is a file; name a folder"
+
+
+def data_file_problems(config: Config, key: str) -> Iterator[str]:
+    """Yields a message if a data file is not there or has a format that cannot be read."""
+    value = value_of(config, key)
     if not value or not value.strip():
         return
     if aligned := aligned_files(value):
@@ -149,6 +134,19 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
         elif path.suffix.lower() in COMPRESSED:
             expected = DECOMPRESS
         yield f"{key}: received {show(value)}, whose format is not supported; {expected}"
+
+
+def fetched_problems(config: Config) -> Iterator[str]:
+    """Yields why the folder `offline_dir` cannot be used, and what the settings name that is not there."""
+    if (folder := config.offline_dir) is not None:
+        yield from problems_of(lambda: read_fetched(folder)) or _fetched(config, read_fetched(folder))
+
+
+def model_problems(config: Config) -> Iterator[str]:
+    """Yields a message if the model is a folder that is not there; a model of `offline_dir` is checked with it."""
+    offline = config.offline_dir
+    if offline is None or problems_of(lambda: read_fetched(offline)):
+        yield from _model(config.model.name_or_path or "", config.model.revision)
 
 
 def _model(name: str, revision: str | None) -> Iterator[str]:
@@ -194,10 +192,12 @@ def _named(value: str, revision: str | None, config: str | None = None) -> str:
     return show(value) + (f" ({', '.join(about)})" if about else "")
 
 
-def _resume(value: str) -> Iterator[str]:
+def resume_problems(config: Config, key: str) -> Iterator[str]:
+    """Yields a message if `checkpoint.resume` is neither a word that it may be nor a folder."""
+    value = value_of(config, key)
     if value.strip() and value not in ("none", "auto") and kind_of(Path(value)) != "folder":
         tried = f"a checkpoint's folder (tried {Path(value).absolute()}){did_you_mean(value, ['none', 'auto'])}"
-        yield f"checkpoint.resume: received {show(value)}, expected 'none', 'auto' or {tried}"
+        yield f"{key}: received {show(value)}, expected 'none', 'auto' or {tried}"
 
 
 def source_of(cfg: Config) -> ModelConfig:

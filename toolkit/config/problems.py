@@ -1,14 +1,68 @@
-"""Rules: which settings cannot be combined, why, and what to do instead. The rules themselves are arguments."""
+"""Problems of settings, checks that find them, and rules: settings that cannot be combined, why, and what to do."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from toolkit.config.messages import Key, join, show
 from toolkit.config.sections import Config
-from toolkit.config.watch import touching, watched
+
+Stage = Literal[
+    "settings", "files", "task", "arguments", "libraries", "machine", "model", "inputs", "rows", "folder", "processes"
+]
+"""What a check needs: only the settings (and the launcher's environment), the files and folders that they name, the
+recipe's task, what torch and transformers accept, other libraries, this machine, the model's configuration, its
+processor and the data set, the first rows of the files, the output folder, or the number of processes."""
+
+
+class Problem(NamedTuple):
+    """One reason why a run cannot start.
+
+    Args:
+        keys: dotted keys of the settings that it is about.
+        text: the message, which begins with them: what was received, why it is wrong, and what to do.
+    """
+
+    keys: tuple[str, ...]
+    text: str
+
+    @staticmethod
+    def of(message: str) -> Problem:
+        """Returns the problem of a message that begins with dotted keys and a colon."""
+        return Problem(tuple(re.findall(r"[\w.]+", message.split(": ")[0])), message)
+
+
+class CannotCheck(Exception):  # noqa: N818 - never shown as an error
+    """Raised by a check that cannot be performed, with the reason."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that is asked before a run loads weights.
+
+    Args:
+        stage: what it needs.
+        about: its name, shown if it could not be asked; empty for checks about which nothing is said then.
+        reads: dotted keys, or sections, of the settings that it reads. What it finds is not told if one of them is
+            wrong by itself. A test runs each check with settings that record what is read.
+        find: yields problems, or messages that begin with a dotted key, from a `toolkit.checks.check.Case`.
+    """
+
+    stage: Stage
+    about: str
+    reads: tuple[str, ...]
+    find: Callable[[Any], Iterable[Problem | str]]
+
+
+def touching(keys: Iterable[str], faulty: Iterable[Key]) -> list[Key]:
+    """Returns the keys of `faulty` that equal, contain or are contained in one of `keys`."""
+    parts = [tuple(key.split(".")) for key in keys]
+    return sorted(
+        fault for fault in faulty if any(fault[: len(key)] == key or key[: len(fault)] == fault for key in parts)
+    )
 
 
 @dataclass(frozen=True)
@@ -21,6 +75,8 @@ class Rule:
         why: why the combination is invalid.
         instead: what to do, as an imperative that starts with "set" or "remove" and names dotted keys.
         launcher: environment variable of the launcher; if given, the rule applies only if the variable is true.
+        with_: further settings that `when` reads, which are not shown; if some are in a section of `keys`, `when` reads
+            no others of this section.
     """
 
     when: Callable[[Config], bool]
@@ -28,6 +84,21 @@ class Rule:
     why: str
     instead: str
     launcher: str | None = None
+    with_: tuple[str, ...] = ()
+
+    @property
+    def check(self) -> Check:
+        """The rule as a check."""
+        shown = (key for key in self.keys if not any(other.startswith(f"{key}.") for other in self.with_))
+        return Check("settings", "", (*shown, *self.with_), self._find)
+
+    def _find(self, case: Any) -> Iterator[Problem]:
+        if self.launcher is not None and case.environ.get(self.launcher, "").lower() not in _TRUE:
+            return
+        if self.when(case.cfg):
+            shown = dict(pair for key in self.keys for pair in _changed(key, value_of(case.cfg, key)))
+            named = ", ".join(f"{key} ({value})" for key, value in shown.items())
+            yield Problem(tuple(shown), f"{named}: {self.why}; {self.instead}")
 
 
 _TRUE = {"1", "on", "t", "true", "y", "yes"}
@@ -69,40 +140,15 @@ def unused_options(options: Any, key: str, users: Mapping[str, Collection[Any]])
     ]
 
 
-def conflicts(
-    rules: Iterable[Rule], config: Config, environ: Mapping[str, str], faulty: Collection[Key] = ()
-) -> list[str]:
-    """Returns one message, dotted key first, for each rule that the settings break.
-
-    Args:
-        rules: the rules to check.
-        config: the settings.
-        environ: the environment variables of the launcher.
-        faulty: keys whose value is wrong by itself and was replaced by the default in `config`; rules that read one of
-            them are not applied.
-    """
-    read: set[Key] = set()
-    seen = watched(config, read)
-    messages = []
-    for rule in rules:
-        if rule.launcher is not None and environ.get(rule.launcher, "").lower() not in _TRUE:
-            continue
-        read.clear()
-        if rule.when(seen) and not touching(read, faulty):
-            keys = ", ".join(text for key in rule.keys for text in _named(key, value_of(config, key)))
-            messages.append(f"{keys}: {rule.why}; {rule.instead}")
-    return messages
-
-
-def _named(key: str, value: Any) -> Iterator[str]:
-    """Yields a key with its value; for a section, those of its settings that differ from their defaults."""
+def _changed(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yields a key and its value as text; for a section, those of its settings that differ from their defaults."""
     if not is_dataclass(value) or isinstance(value, type):
-        yield f"{key} ({show(value)})"
+        yield key, show(value)
         return
     default = type(value)()
     for name in (field.name for field in fields(value)):
         if getattr(value, name) != getattr(default, name):
-            yield from _named(f"{key}.{name}", getattr(value, name))
+            yield from _changed(f"{key}.{name}", getattr(value, name))
 
 
 def value_of(config: Config, key: str) -> Any:

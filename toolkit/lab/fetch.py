@@ -422,12 +422,15 @@ def fetch_prepared(target: Target, cfg: Config, make_task: Callable[[Config], Ta
         ToolkitError: if the rows or the model cannot be used.
     """
     from toolkit.checkpoint.output_folder import Claimed
+    from toolkit.checks.run import refuse_wrong_settings
     from toolkit.distributed.launch import build_accelerator
     from toolkit.prepare.inputs import read_inputs
 
+    task = make_task(cfg)
+    refuse_wrong_settings(cfg, task)
     with written_folder(target.folder / PREPARED) as folder:
         with _cache_in(folder), TemporaryDirectory(prefix="fetch-") as output:
-            read_inputs(cfg, make_task(cfg), build_accelerator(cfg), Claimed(Path(output), None))
+            read_inputs(cfg, task, build_accelerator(cfg), Claimed(Path(output), None))
         made = folder / FOLDER
         for entry in [*made.iterdir()] if made.is_dir() else []:
             if entry.is_dir():

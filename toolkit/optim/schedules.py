@@ -75,9 +75,14 @@ def schedule_problems(train: TrainConfig) -> list[str]:
         for name in shape.required
         if name not in given
     ]
-    if not problems and (problem := impossible(train.lr_scheduler_type, given, train.learning_rate)):
-        problems.append(f"train.lr_scheduler_kwargs: received {show(dict(given))}; {problem}")
     return problems
+
+
+def shape_problems(train: TrainConfig) -> list[str]:
+    """Returns why arguments that are right by themselves give no schedule, as a complete message, or nothing."""
+    given = train.lr_scheduler_kwargs
+    problem = impossible(train.lr_scheduler_type, given, train.learning_rate) if not schedule_problems(train) else None
+    return [f"train.lr_scheduler_kwargs: received {show(dict(given))}; {problem}"] if problem else []
 
 
 def factor_of(train: TrainConfig, total_steps: int) -> Factor:

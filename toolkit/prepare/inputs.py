@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toolkit import modalities
 from toolkit.api.batch import Prepared, Processor
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
@@ -26,9 +25,7 @@ from toolkit.data.row_cache import adopt
 from toolkit.data.table import Table
 from toolkit.data.tokenise import prepare
 from toolkit.distributed.collectives import objects_of_all
-from toolkit.modalities.text import prefix_problems
-from toolkit.models.adapters import prompt_problems
-from toolkit.models.load import head_problems, load_model_config, lost_override_problems, unused_parameter_problems
+from toolkit.models.load import load_model_config, lost_override_problems
 from toolkit.prepare.auto import Circumstances, resolve
 from toolkit.prepare.processor import build_processor, configure_model
 from toolkit.system.environment import versions
@@ -142,10 +139,6 @@ def read_inputs(
     """
     _verify_fetched(cfg, accelerator, content=sample is None)
     config = load_model_config(source_of(cfg))
-    problems = fit_problems(cfg, task, config)
-    if accelerator.num_processes > 1 and not cfg.train.ddp_find_unused_parameters:
-        problems += unused_parameter_problems(config)
-    _refuse(problems)
     rows = load_rows(cfg, task, accelerator, sample)
     mesh = Mesh.of(cfg.parallel, accelerator.num_processes)
     resolved = resolve(Circumstances(cfg, task, config, accelerator.device, mesh))
@@ -159,7 +152,8 @@ def read_inputs(
             warn(note)
     processor = build_processor(cfg, task, config, rows, accelerator, claimed.output_dir, claimed.resume)
     configure_model(config, task, processor, new=cfg.model.from_config is not None)
-    _refuse(lost_override_problems(cfg.model, config))
+    if lost := lost_override_problems(cfg.model, config):
+        raise ConfigError(lost)
     data = prepare(rows, task, processor, cfg, accelerator)
     require_same_rows(cfg, task, rows, data)
     return Inputs(config, task.auto_model(config), processor, rows, data, identity, resolved)
@@ -180,19 +174,6 @@ def _verify_fetched(cfg: Config, accelerator: Accelerator, content: bool) -> Non
             adopt(fetched.folder / PREPARED)
 
 
-def fit_problems(cfg: Config, task: Task, config: PreTrainedConfig) -> list[str]:
-    """Returns why the model, the task and a prefix of virtual tokens do not fit together, as full messages."""
-    auto_model, peft = task.auto_model(config), cfg.model.peft
-    problems = [
-        *modalities.load(task.modality).check_model(config, task.options),
-        *head_problems(cfg.model, config, auto_model),
-        *prompt_problems(cfg.model, auto_model),
-    ]
-    if peft.method == "prompt_tuning" and not problems:
-        return prefix_problems(config, task.options, peft.num_virtual_tokens)
-    return problems
-
-
 def identity_of(cfg: Config, rows: CheckedRows, mesh: Mesh) -> dict[str, Any]:
     """Returns the settings and fingerprints that must not change on resume, by dotted key."""
     return {
@@ -202,8 +183,3 @@ def identity_of(cfg: Config, rows: CheckedRows, mesh: Mesh) -> dict[str, Any]:
         **{f"data.fingerprint.{split}": value for split, value in rows.fingerprints.items()},
         **{f"{VERSIONS}{package}": number for package, number in versions().items()},  # may change, with a warning
     }
-
-
-def _refuse(problems: list[str]) -> None:
-    if problems:
-        raise ConfigError(problems)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import BadRow, ExcludedRow
 from toolkit.config.messages import show
-from toolkit.data.keys import plain_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -22,6 +21,8 @@ def label_text(value: Any) -> str:
     """
     if not isinstance(value, str | int) and not (isinstance(value, float) and isfinite(value)):
         raise BadRow(f"label {value!r} is neither text nor a number")
+    from toolkit.data.keys import plain_number  # which imports numpy
+
     return plain_number(str(value).strip())
 
 

@@ -26,7 +26,7 @@ from toolkit.base.errors import InputError
 from toolkit.catalog.entries import CATALOG, CLASSES, Source, command_for
 from toolkit.catalog.get import NOTE, DownloadError, digest, download, get_dataset
 from toolkit.commands.cli import main as toolkit_command
-from toolkit.config.paths import path_problems
+from toolkit.config.paths import DATA_FILES, data_file_problems
 from toolkit.recipe import load_settings, load_task_type
 
 AGXQA = CATALOG["agxqa"].sources[0].file
@@ -419,7 +419,9 @@ def test_a_missing_file_names_the_command_that_makes_it():
     task_type = load_task_type(root / "recipes/qa.py")
     overrides = ["data.train_file=no/data/agxqa/train.json", "data.validation_file=no/agxqa/validation.json"]
     loaded = load_settings(task_type, root / "recipes/configs/qa/agxqa.yaml", overrides, environ={}, check_files=False)
-    train, validation = path_problems(loaded.config)
+    train, validation = (
+        problem for name in DATA_FILES for problem in data_file_problems(loaded.config, f"data.{name}")
+    )
     assert train.endswith("; `toolkit data get agxqa --output-dir no/data` downloads this public dataset")
     assert "toolkit data" not in validation
     assert command_for("data/fashion/train") == "toolkit data get fashion"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from runs import ROOT
 
 from toolkit.base.errors import ConfigError
 from toolkit.checks import model
+from toolkit.checks.check import Case, Told
 from toolkit.main import main
 from toolkit.recipe import load_settings, load_task_type, validate
 
@@ -102,7 +104,7 @@ def assert_all_are_named(text: str) -> None:
     assert len(FAULTS) >= 12
     assert len(messages) >= 15
     assert {message: text.count(message) for message in messages} == dict.fromkeys(messages, 1), text
-    assert f"{len(messages)} settings are wrong:" in text
+    assert f"{len(messages)} settings are wrong in total" in text
 
 
 def test_15_faults_of_12_kinds_are_named_at_once_by_validate(faulty, capsys):
@@ -121,6 +123,55 @@ def test_15_faults_of_12_kinds_are_named_at_once_by_a_run(faulty, capsys, monkey
     assert ended.value.code == 2
     assert_all_are_named(capsys.readouterr().err)
     assert contents() == before
+
+
+AT_FIRST_HEAVY_IMPORT = """
+import os, runpy, sys
+
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("accelerate", "datasets", "numpy", "torch", "transformers"):
+            os._exit(9)
+
+sys.meta_path.insert(0, Stop())
+"""
+START = {
+    "validate": "from toolkit.commands.cli import main; sys.argv[1:1] = ['validate', 'reviews']; main()",
+    "run": f"sys.argv[0] = {str(RECIPE)!r}; runpy.run_path(sys.argv[0], run_name='__main__')",
+}
+
+
+@pytest.mark.parametrize("start", START)
+def test_a_wrong_setting_is_told_before_anything_heavy_is_imported(start, tmp_path):
+    code = AT_FIRST_HEAVY_IMPORT + START[start]
+    given = ["--config", str(ROOT / "recipes/configs/reviews/smoke.yaml"), f"output_dir={tmp_path}/run"]
+    command = [sys.executable, "-c", code, *given, "train.lerning_rate=1", "train.max_steps=0"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ended.returncode == 9, ended.stderr  # it goes on, to find the rest
+    heading, first, second, more = ended.stderr.strip().splitlines()
+    assert heading == "2 settings are wrong:"
+    assert "train.lerning_rate: unknown key" in first
+    assert "train.max_steps (0)" in second
+    assert more.startswith("looking for more (")
+
+
+def test_nothing_is_told_twice_and_python_gets_everything(faulty, monkeypatch):
+    task_type, told, printed = load_task_type(RECIPE), Told(), []
+    monkeypatch.setattr("toolkit.checks.check.report_error", lambda text, **options: printed.append(text))
+    with pytest.raises(ConfigError) as wrong:
+        load_settings(task_type, faulty, starts_run=True, told=told)
+    assert wrong.value.told
+    text = "\n".join(printed)
+    assert [each for each in wrong.value.problems if text.count(f"  - {each}\n") != 1] == []
+    printed.clear()
+    with pytest.raises(ConfigError) as silent:
+        load_settings(task_type, faulty, starts_run=True)
+    assert not silent.value.told
+    assert silent.value.problems == wrong.value.problems
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ConfigError):
+        load_settings(task_type, faulty, starts_run=True, told=Told())
+    assert printed == []
 
 
 def test_what_cannot_be_asked_is_listed_with_its_reason(faulty):
@@ -165,7 +216,7 @@ def test_adapters_are_tried_on_a_model_without_weights(method):
     task_type = load_task_type(RECIPE)
     settings.append("data.validation_file=null")
     cfg = load_settings(task_type, ROOT / "recipes/configs/reviews/smoke.yaml", settings).config
-    assert model.adapter_fit_problems(cfg, task_type(cfg)) == []
+    assert model.adapter_fit_problems(Case(cfg, task_type)) == []
 
 
 def test_validate_reads_all_rows_unless_it_is_told_not_to(tmp_path, monkeypatch, capsys):

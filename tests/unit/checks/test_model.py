@@ -7,23 +7,24 @@ import transformers
 from runs import ROOT
 
 from toolkit.checks import model
+from toolkit.checks.check import Case
 from toolkit.checks.run import CHECKS
 from toolkit.recipe import load_settings, load_task_type
 
 BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
 
-def subject(recipe: str, *overrides: str):
+def case(recipe: str, *overrides: str) -> Case:
     name, _, yaml = recipe.partition("/")
     task_type = load_task_type(ROOT / "recipes" / f"{name}.py")
     file = ROOT / "recipes" / "configs" / name / f"{yaml or 'smoke'}.yaml"
     cfg = load_settings(task_type, file, overrides).config
-    return cfg, task_type(cfg)
+    return Case(cfg, task_type)
 
 
 def problems(about: str, recipe: str, *overrides: str) -> list[str]:
     (check,) = [check for check in CHECKS if check.about == about]
-    return check.problems(*subject(recipe, *overrides))
+    return list(check.find(case(recipe, *overrides)))
 
 
 @pytest.mark.parametrize("recipe", ["reviews", "qa"])
@@ -72,7 +73,7 @@ def test_a_prefix_and_the_longest_input_need_positions(kind, max_length, fits):
     overrides = (f"model.from_config={{model_type: {kind}, max_position_embeddings: 64}}",
                  f"task.max_length={max_length}", "model.peft.method=prompt_tuning",
                  "model.peft.num_virtual_tokens=20")  # fmt: skip
-    found = model.fit_problems(*subject("reviews", *overrides))
+    found = model.fit_problems(case("reviews", *overrides))
     room = 64 if kind == "bert" else 62
     expected = (
         f"model.peft.num_virtual_tokens: received 20, but task.max_length allows inputs of {max_length} tokens, and "
@@ -85,4 +86,4 @@ def test_only_the_encoder_of_a_translation_model_has_a_prefix():
     prompt = ("model.from_config={model_type: bart, max_position_embeddings: 64}", "model.peft.method=prompt_tuning",
               "model.peft.num_virtual_tokens=20")  # fmt: skip
     lengths = ("task.max_source_length=44", "task.max_target_length=64")
-    assert model.fit_problems(*subject("translation", *prompt, *lengths)) == []
+    assert model.fit_problems(case("translation", *prompt, *lengths)) == []

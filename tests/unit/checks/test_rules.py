@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+from checked import load_checked
+from recording import recording, undeclared
 
 from toolkit.base.errors import ConfigError
 from toolkit.checks.rules import RULES
 from toolkit.checks.rules.parallel import REFUSED_LAUNCHES
-from toolkit.config import STRICT, Config, TrainConfig, load_config
+from toolkit.config import STRICT, Config, TrainConfig, read_config
 from toolkit.config.paths import ARCHIVES, FILE_FORMATS
 from toolkit.data.sources import READERS
 
@@ -33,7 +35,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(*overrides: str, **environ: str) -> Config:
-    return load_config(Options, "a.yaml", overrides, environ, rules=RULES).config
+    return load_checked(Options, "a.yaml", overrides, environ).config
 
 
 ZERO = "parallel.backend=deepspeed parallel.zero_stage="
@@ -255,7 +257,7 @@ def test_missing_data_file_names_the_path_that_was_tried(tmp_path: Path) -> None
 
 def test_files_of_a_run_that_is_over_need_not_be_there() -> None:
     overrides = ["data.train_file=none.csv", "checkpoint.resume=none-1", "model.name_or_path=./none"]
-    loaded = load_config(Options, "a.yaml", overrides, {}, check_files=False, rules=RULES)
+    loaded = load_checked(Options, "a.yaml", overrides, {}, check_files=False)
     assert loaded.config.data.train_file == "none.csv"
 
 
@@ -291,6 +293,17 @@ def test_every_rule_is_tested() -> None:
     untested = [rule.keys for rule in RULES if not any(f": {rule.why}; {rule.instead}" in problem for problem in met)]
     assert untested == []
     assert len(RULES) >= 25
+
+
+def test_every_rule_declares_what_it_reads() -> None:
+    found = set()
+    for words in [*CONFLICTS, *GPU_ONLY]:
+        config = read_config(Options, "a.yaml", words.split(" "), {}).config
+        for rule in RULES:
+            read: set[tuple[str, ...]] = set()
+            rule.when(recording(config, read))
+            found |= {(*rule.keys, "reads", key) for key in undeclared(read, rule.check.reads)}
+    assert found == set()
 
 
 def test_what_to_do_is_an_imperative() -> None:
@@ -340,7 +353,7 @@ def test_a_launch_that_no_strategy_implements_is_refused(variable: str, name: st
         "train.optim=adam train.optim_args.fused=true",
         "train.optim=adafactor_relative train.lr_scheduler_type=constant train.weight_decay=0.1",
         "train.optim=schedule_free_adamw train.lr_scheduler_type=constant_with_warmup train.warmup_steps=2",
-        "train.lr_scheduler_type=warmup_stable_decay train.warmup_steps=2",
+        "train.lr_scheduler_type=warmup_stable_decay train.warmup_steps=2 train.lr_scheduler_kwargs.num_decay_steps=2",
         "train.lr_scheduler_type=reduce_lr_on_plateau eval.eval_steps=2 train.warmup_steps=2",
         "model.name_or_path=owner/name model.revision=main",
         "model.name_or_path=./local checkpoint.resume=local",

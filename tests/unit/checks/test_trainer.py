@@ -7,6 +7,7 @@ import transformers
 from runs import ROOT
 
 from toolkit.checks import model, trainer
+from toolkit.checks.check import Case
 from toolkit.config import Config
 from toolkit.distributed.launch import own_process_state
 from toolkit.recipe import load_settings, load_task_type
@@ -67,6 +68,6 @@ def test_liger_kernels_need_their_library(monkeypatch):
 def test_noise_needs_embeddings():
     noise = "trainer.args.neftune_noise_alpha=5.0"
     text, image = settings(noise), settings(noise, "model.from_config={model_type: resnet}", name="smoke_image")
-    assert model.noise_problems(text, REVIEWS(text)) == []
-    (problem,) = model.noise_problems(image, REVIEWS(image))
+    assert model.noise_problems(Case(text, REVIEWS)) == []
+    (problem,) = model.noise_problems(Case(image, REVIEWS))
     assert problem.startswith("trainer.args.neftune_noise_alpha: noise is added to embeddings, which a resnet lacks")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from checked import load_checked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolkit.checks.rules import RULES
-from toolkit.config import STRICT, Loaded, dump_config, flatten, load_config
+from toolkit.config import STRICT, Loaded, dump_config, flatten
 from toolkit.config.describe import explain_text, help_text, schema
 from toolkit.config.sections import Positive
 
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(folder: Path, yaml: str, *overrides: str, **environ: str) -> Loaded:
     (folder / "a.yaml").write_text(yaml, encoding="utf-8", newline="")
-    return load_config(Options, folder / "a.yaml", overrides, environ, rules=RULES)
+    return load_checked(Options, folder / "a.yaml", overrides, environ)
 
 
 def test_resolved_file_is_the_same_configuration(folder: Path) -> None:

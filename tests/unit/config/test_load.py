@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from checked import load_checked
 from launching import ROOT
 
 from toolkit.base.errors import ConfigError
-from toolkit.checks.rules import RULES
-from toolkit.config import STRICT, Loaded, load_config
+from toolkit.config import STRICT, Loaded
 from toolkit.config.fields import Column
 from toolkit.config.sections import Positive
 
@@ -51,7 +51,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(yaml: str | bytes, *overrides: str, **environ: str) -> Loaded:
     Path("a.yaml").write_bytes(yaml if isinstance(yaml, bytes) else yaml.encode())
-    return load_config(Options, "a.yaml", overrides, environ, COLUMNS, rules=RULES)
+    return load_checked(Options, "a.yaml", overrides, environ, COLUMNS)
 
 
 def problems(yaml: str | bytes, *overrides: str, **environ: str) -> list[str]:
@@ -247,7 +247,7 @@ def test_misspelt_required_key_is_one_problem() -> None:
 )
 def test_file_that_cannot_be_read(file: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(Options, file, [], {}, rules=RULES)
+        load_checked(Options, file, [], {})
     (problem,) = caught.value.problems
     assert problem.startswith(f"{file}: {message}")
     assert f"(tried {tmp_path / file})" in problem

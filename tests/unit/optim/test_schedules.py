@@ -28,6 +28,7 @@ from toolkit.optim.schedules import (
     schedule_problems,
     seek,
     set_momentum,
+    shape_problems,
 )
 from toolkit.optim.shapes import SHAPES
 
@@ -189,7 +190,8 @@ def test_a_rate_of_zero_and_a_warm_up_as_long_as_the_run_have_a_factor(case):
     ],
 )
 def test_wrong_arguments_of_a_schedule_are_named(name, given, message):
-    (problem,) = schedule_problems(TrainConfig(lr_scheduler_type=name, lr_scheduler_kwargs=given))
+    train = TrainConfig(lr_scheduler_type=name, lr_scheduler_kwargs=given)
+    (problem,) = [*schedule_problems(train), *shape_problems(train)]
     assert re.search(message, problem)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import codecs
 from pathlib import Path
 
-from toolkit.config.paths import files_of
+from toolkit.config.paths import DATA_FILES, files_of
 from toolkit.config.problems import Rule, only_if
 from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig
-from toolkit.data.readers.raw import Reading
+from toolkit.data.readers.raw import TAB
 
+_FILES = tuple(f"data.{name}" for name in DATA_FILES)
 _DELIMITED = (".csv", ".tsv")
 _TEXT = (".conll", ".csv", ".tsv", ".json", ".jsonl", ".tmx", ".txt", "")
 
 
 def _unused(config: Config, suffixes: tuple[str, ...]) -> bool:
     """Whether no data file has one of the suffixes; line-aligned files may have any."""
-    names = (config.data.train_file, config.data.validation_file, config.data.test_file)
+    names = [getattr(config.data, name) for name in DATA_FILES]
     files = [file for name in names if name for file in (files_of(name) if len(files_of(name)) == 1 else [""])]
     return not any(Path(file).suffix.lower() in suffixes for file in files)
 
@@ -38,95 +39,37 @@ def _set_aside(config: Config) -> float:
 
 
 RULES = (
-    Rule(
-        lambda c: bool(c.data.test_split) and c.data.test_file is not None,
-        ("data.test_split", "data.test_file"),
-        "test rows come either from a separate file or from the training rows",
-        "remove one of them",
-    ),
-    Rule(
-        lambda c: _set_aside(c) + c.data.test_split >= 1,
-        ("data.validation_split", "data.test_split"),
-        "together they leave no training rows",
-        "set data.validation_split and data.test_split to fractions whose sum is below 1",
-    ),
-    Rule(
-        lambda c: c.data.folds is not None and c.data.validation_file is not None,
-        ("data.folds", "data.validation_file"),
-        "the validation rows are a fold of the training rows",
-        "set data.validation_file to null, or remove data.folds",
-    ),
-    Rule(
-        lambda c: c.data.folds is not None and c.data.validation_split is not None,
-        ("data.folds", "data.validation_split"),
-        "the validation rows are a fold of the training rows",
-        "remove one of them",
-    ),
+    Rule(lambda c: bool(c.data.test_split) and c.data.test_file is not None, ("data.test_split", "data.test_file"),
+         "test rows come either from a separate file or from the training rows", "remove one of them"),
+    Rule(lambda c: _set_aside(c) + c.data.test_split >= 1, ("data.validation_split", "data.test_split"),
+         "together they leave no training rows",
+         "set data.validation_split and data.test_split to fractions whose sum is below 1",
+         with_=("data.validation_file", "data.dataset_name", "data.folds")),
+    Rule(lambda c: c.data.folds is not None and c.data.validation_file is not None,
+         ("data.folds", "data.validation_file"), "the validation rows are a fold of the training rows",
+         "set data.validation_file to null, or remove data.folds"),
+    Rule(lambda c: c.data.folds is not None and c.data.validation_split is not None,
+         ("data.folds", "data.validation_split"), "the validation rows are a fold of the training rows",
+         "remove one of them"),
     only_if("data.fold", DataConfig().fold, "data.folds", bool, "there are no folds", "set data.folds"),
-    Rule(
-        lambda c: c.data.folds is not None and c.data.fold > c.data.folds,
-        ("data.fold", "data.folds"),
-        "folds are numbered from 1, so there is no such fold",
-        "set data.fold to at most data.folds",
-    ),
-    only_if(
-        "data.max_bad_rows",
-        DataConfig().max_bad_rows,
-        "data.bad_rows",
-        lambda policy: policy == "skip",
-        "every bad row stops the run",
-        "set data.bad_rows to skip",
-    ),
-    only_if(
-        "data.fingerprint",
-        DataConfig().fingerprint,
-        "data.train_file",
-        lambda file: file is not None,
-        "datasets of the Hub have a fingerprint of their own",
-        "set data.train_file",
-    ),
-    only_if(
-        "data.stage_to",
-        None,
-        "data.train_file",
-        lambda file: file is not None,
-        "datasets of the Hub are in the cache, whose folder HF_HOME names",
-        "set data.train_file",
-    ),
-    Rule(
-        lambda c: len(Reading.of(c.data).delimiter or ",") != 1,
-        ("data.delimiter",),
-        "a delimiter is one character",
-        "set data.delimiter to a character such as ';', or to tab",
-    ),
-    Rule(
-        lambda c: c.data.delimiter is not None and _unused(c, _DELIMITED),
-        ("data.delimiter",),
-        "only .csv and .tsv files have a delimiter",
-        "remove data.delimiter",
-    ),
-    Rule(
-        lambda c: c.data.quoting is not None and _unused(c, _DELIMITED),
-        ("data.quoting",),
-        "only .csv and .tsv files have quoted fields",
-        "remove data.quoting",
-    ),
-    Rule(
-        lambda c: not c.data.header and _unused(c, (*_DELIMITED, ".xlsx")),
-        ("data.header",),
-        "only .csv, .tsv and .xlsx files have a header",
-        "remove data.header",
-    ),
-    Rule(
-        _unknown_encoding,
-        ("data.encoding",),
-        "no such encoding",
-        "set data.encoding to one that Python knows, for instance cp1252 (Windows, Western Europe)",
-    ),
-    Rule(
-        lambda c: c.data.encoding is not None and _unused(c, _TEXT),
-        ("data.encoding",),
-        "no data file is a text file",
-        "remove data.encoding",
-    ),
-)
+    Rule(lambda c: c.data.folds is not None and c.data.fold > c.data.folds, ("data.fold", "data.folds"),
+         "folds are numbered from 1, so there is no such fold", "set data.fold to at most data.folds"),
+    only_if("data.max_bad_rows", DataConfig().max_bad_rows, "data.bad_rows", lambda policy: policy == "skip",
+            "every bad row stops the run", "set data.bad_rows to skip"),
+    only_if("data.fingerprint", DataConfig().fingerprint, "data.train_file", lambda file: file is not None,
+            "datasets of the Hub have a fingerprint of their own", "set data.train_file"),
+    only_if("data.stage_to", None, "data.train_file", lambda file: file is not None,
+            "datasets of the Hub are in the cache, whose folder HF_HOME names", "set data.train_file"),
+    Rule(lambda c: c.data.delimiter not in (None, *TAB) and len(c.data.delimiter) != 1, ("data.delimiter",),
+         "a delimiter is one character", "set data.delimiter to a character such as ';', or to tab"),
+    Rule(lambda c: c.data.delimiter is not None and _unused(c, _DELIMITED), ("data.delimiter",),
+         "only .csv and .tsv files have a delimiter", "remove data.delimiter", with_=_FILES),
+    Rule(lambda c: c.data.quoting is not None and _unused(c, _DELIMITED), ("data.quoting",),
+         "only .csv and .tsv files have quoted fields", "remove data.quoting", with_=_FILES),
+    Rule(lambda c: not c.data.header and _unused(c, (*_DELIMITED, ".xlsx")), ("data.header",),
+         "only .csv, .tsv and .xlsx files have a header", "remove data.header", with_=_FILES),
+    Rule(_unknown_encoding, ("data.encoding",), "no such encoding",
+         "set data.encoding to one that Python knows, for instance cp1252 (Windows, Western Europe)"),
+    Rule(lambda c: c.data.encoding is not None and _unused(c, _TEXT), ("data.encoding",), "no data file is a text file",
+         "remove data.encoding", with_=_FILES),
+)  # fmt: skip

@@ -28,6 +28,7 @@ def _own_key(name: str, own: str, where: Callable[[Preset], bool]) -> Rule:
         (f"train.optim_args.{name}",),
         "this argument has a dedicated setting",
         f"set train.{own}",
+        with_=("train.optim",),
     )
 
 
@@ -75,12 +76,9 @@ RULES = (
         _not_relative(name, f"remove train.{name}")
         for name in ("learning_rate", "layerwise_lr_decay", "head_learning_rate")
     ),
-    Rule(
-        lambda c: PRESETS[c.train.optim].relative_step and c.train.lr_scheduler_type != "constant",
-        ("train.lr_scheduler_type", "train.optim"),
-        "this optimizer computes its own learning rate",
-        "set train.lr_scheduler_type to constant, or train.optim to adafactor",
-    ),
+    Rule(lambda c: PRESETS[c.train.optim].relative_step and c.train.lr_scheduler_type != "constant",
+         ("train.lr_scheduler_type", "train.optim"), "this optimizer computes its own learning rate",
+         "set train.lr_scheduler_type to constant, or train.optim to adafactor"),
     Rule(
         lambda c: (
             PRESETS[c.train.optim].averages and c.train.lr_scheduler_type not in ("constant", "constant_with_warmup")
@@ -89,55 +87,31 @@ RULES = (
         "this optimizer averages weights instead of following a schedule",
         "set train.lr_scheduler_type to constant or constant_with_warmup",
     ),
-    Rule(
-        lambda c: PRESETS[c.train.optim].averages and c.train.ema_decay is not None,
-        ("train.ema_decay", "train.optim"),
-        "this optimizer averages the weights itself",
-        "remove train.ema_decay",
-    ),
+    Rule(lambda c: PRESETS[c.train.optim].averages and c.train.ema_decay is not None,
+         ("train.ema_decay", "train.optim"), "this optimizer averages the weights itself", "remove train.ema_decay"),
     *(_no_decay(name, preset.with_decay) for name, preset in PRESETS.items() if preset.with_decay),
-    Rule(
-        lambda c: c.train.lr_scheduler_type == "constant" and c.train.warmup_steps != 0,
-        ("train.lr_scheduler_type", "train.warmup_steps"),
-        "constant has no warm-up",
-        "set train.lr_scheduler_type to constant_with_warmup, or train.warmup_steps to 0",
-    ),
-    Rule(
-        lambda c: c.train.lr_scheduler_type in ("cyclic", "one_cycle", "range_test") and c.train.warmup_steps != 0,
-        ("train.lr_scheduler_type", "train.warmup_steps"),
-        "this schedule has its own warm-up",
-        "set train.warmup_steps to 0, and the warm-up in train.lr_scheduler_kwargs (step_size_up, pct_start)",
-    ),
-    Rule(
-        lambda c: is_cycled(c.train) and not _has_momentum(c.train),
-        ("train.lr_scheduler_kwargs.cycle_momentum", "train.optim"),
-        "this optimizer has no momentum to cycle",
-        "set train.optim to adamw_torch or sgd, or remove train.lr_scheduler_kwargs.cycle_momentum",
-    ),
-    Rule(
-        lambda c: is_cycled(c.train) and _changed(c.train, "adam_beta1"),
-        ("train.lr_scheduler_kwargs.cycle_momentum", "train.adam_beta1"),
-        "the cycle sets the first beta",
-        "remove train.adam_beta1, and set train.lr_scheduler_kwargs.base_momentum and max_momentum",
-    ),
-    Rule(
-        lambda c: is_cycled(c.train) and "momentum" in c.train.optim_args,
-        ("train.lr_scheduler_kwargs.cycle_momentum", "train.optim_args.momentum"),
-        "the cycle sets the momentum",
-        "remove train.optim_args.momentum, and set train.lr_scheduler_kwargs.base_momentum and max_momentum",
-    ),
-    Rule(
-        lambda c: c.train.lr_scheduler_type == "reduce_lr_on_plateau" and c.eval.eval_steps is None,
-        ("train.lr_scheduler_type", "eval.eval_steps"),
-        "the model is evaluated only after the last step",
-        "set eval.eval_steps, for instance to epoch",
-    ),
-    Rule(
-        lambda c: c.train.snapshot_ensemble and c.train.lr_scheduler_type != "cosine_with_restarts",
-        ("train.snapshot_ensemble", "train.lr_scheduler_type"),
-        "snapshots are saved at the end of each cycle, and this schedule has no cycles",
-        "set train.lr_scheduler_type to cosine_with_restarts, with train.lr_scheduler_kwargs.num_cycles",
-    ),
+    Rule(lambda c: c.train.lr_scheduler_type == "constant" and c.train.warmup_steps != 0,
+         ("train.lr_scheduler_type", "train.warmup_steps"), "constant has no warm-up",
+         "set train.lr_scheduler_type to constant_with_warmup, or train.warmup_steps to 0"),
+    Rule(lambda c: c.train.lr_scheduler_type in ("cyclic", "one_cycle", "range_test") and c.train.warmup_steps != 0,
+         ("train.lr_scheduler_type", "train.warmup_steps"), "this schedule has its own warm-up",
+         "set train.warmup_steps to 0, and the warm-up in train.lr_scheduler_kwargs (step_size_up, pct_start)"),
+    Rule(lambda c: is_cycled(c.train) and not _has_momentum(c.train),
+         ("train.lr_scheduler_kwargs.cycle_momentum", "train.optim"), "this optimizer has no momentum to cycle",
+         "set train.optim to adamw_torch or sgd, or remove train.lr_scheduler_kwargs.cycle_momentum"),
+    Rule(lambda c: is_cycled(c.train) and _changed(c.train, "adam_beta1"),
+         ("train.lr_scheduler_kwargs.cycle_momentum", "train.adam_beta1"), "the cycle sets the first beta",
+         "remove train.adam_beta1, and set train.lr_scheduler_kwargs.base_momentum and max_momentum"),
+    Rule(lambda c: is_cycled(c.train) and "momentum" in c.train.optim_args,
+         ("train.lr_scheduler_kwargs.cycle_momentum", "train.optim_args.momentum"), "the cycle sets the momentum",
+         "remove train.optim_args.momentum, and set train.lr_scheduler_kwargs.base_momentum and max_momentum"),
+    Rule(lambda c: c.train.lr_scheduler_type == "reduce_lr_on_plateau" and c.eval.eval_steps is None,
+         ("train.lr_scheduler_type", "eval.eval_steps"), "the model is evaluated only after the last step",
+         "set eval.eval_steps, for instance to epoch"),
+    Rule(lambda c: c.train.snapshot_ensemble and c.train.lr_scheduler_type != "cosine_with_restarts",
+         ("train.snapshot_ensemble", "train.lr_scheduler_type"),
+         "snapshots are saved at the end of each cycle, and this schedule has no cycles",
+         "set train.lr_scheduler_type to cosine_with_restarts, with train.lr_scheduler_kwargs.num_cycles"),
     Rule(
         lambda c: (
             c.train.snapshot_ensemble
@@ -148,5 +122,6 @@ RULES = (
         ("train.snapshot_ensemble", "data.validation_split", "data.validation_file"),
         "there are no validation rows to evaluate",
         "remove train.snapshot_ensemble, or set data.validation_file, or data.validation_split above 0",
+        with_=("data.dataset_name",),
     ),
-)
+)  # fmt: skip

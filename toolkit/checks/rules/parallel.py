@@ -10,10 +10,12 @@ from toolkit.config.train import ParallelConfig
 from toolkit.optim.presets import PRESETS
 
 _UNSPLIT = "remove the settings of parallel"
+_SPLITS = ("parallel.fsdp", "parallel.pipeline", "parallel.tensor", "parallel.zero_stage")
 
 
 def _refused(when: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
-    return Rule(lambda c: c.parallel.splits and when(c), (key, "parallel"), why, f"{instead}, or {_UNSPLIT}")
+    instead = f"{instead}, or {_UNSPLIT}"
+    return Rule(lambda c: c.parallel.splits and when(c), (key, "parallel"), why, instead, with_=_SPLITS)
 
 
 def _sharded_only(name: str) -> Rule:
@@ -33,14 +35,8 @@ def _accumulation(config: Config) -> int | None:
 
 
 PIPELINE_RULES = (
-    only_if(
-        "parallel.schedule",
-        ParallelConfig().schedule,
-        "parallel.pipeline",
-        lambda size: size > 1,
-        "only a pipeline has a schedule",
-        "set parallel.pipeline",
-    ),
+    only_if("parallel.schedule", ParallelConfig().schedule, "parallel.pipeline", lambda size: size > 1,
+            "only a pipeline has a schedule", "set parallel.pipeline"),
     Rule(
         lambda c: (
             c.parallel.pipeline > 1
@@ -50,14 +46,13 @@ PIPELINE_RULES = (
         ("parallel.schedule", "train.activation_checkpointing", "train.activation_offload"),
         "each layer's input would be kept from its backward pass until the gradient of its weights is computed",
         "set parallel.schedule to 1f1b, or remove train.activation_checkpointing and train.activation_offload",
+        with_=("parallel.pipeline",),
     ),
-    Rule(
-        lambda c: (_accumulation(c) or c.parallel.pipeline) < c.parallel.pipeline,
-        ("train.gradient_accumulation_steps", "parallel.pipeline"),
-        "the micro-batches of a window pass through the stages one after another, so some stages would always wait",
-        "set train.gradient_accumulation_steps to at least parallel.pipeline, and lower "
-        "train.per_device_train_batch_size to keep the window",
-    ),
+    Rule(lambda c: (_accumulation(c) or c.parallel.pipeline) < c.parallel.pipeline,
+         ("train.gradient_accumulation_steps", "parallel.pipeline"),
+         "the micro-batches of a window pass through the stages one after another, so some stages would always wait",
+         "set train.gradient_accumulation_steps to at least parallel.pipeline, and lower "
+         "train.per_device_train_batch_size to keep the window", with_=("train.max_tokens_per_batch",)),
     Rule(
         lambda c: (
             c.parallel.pipeline > 1
@@ -67,122 +62,64 @@ PIPELINE_RULES = (
         ("train.gradient_accumulation_steps", "parallel.pipeline", "parallel.schedule"),
         "the interleaved schedule runs as many micro-batches as there are stages through one chunk at a time",
         "set train.gradient_accumulation_steps to a multiple of parallel.pipeline, or parallel.schedule to 1f1b",
+        with_=("train.max_tokens_per_batch",),
     ),
-    Rule(
-        lambda c: c.parallel.pipeline > 1 and c.parallel.shards,
-        ("parallel",),
-        "each micro-batch would gather the parameters of its stage again",
-        "set parallel.tensor instead of parallel.fsdp, or remove parallel.pipeline",
-    ),
-    Rule(
-        lambda c: c.parallel.pipeline > 1 and c.model.peft.method == "prompt_tuning",
-        ("parallel.pipeline", "model.peft.method"),
-        "virtual tokens are added in front of the stages",
-        "set model.peft.method to lora, or remove parallel.pipeline",
-    ),
-)
+    Rule(lambda c: c.parallel.pipeline > 1 and c.parallel.shards, ("parallel",),
+         "each micro-batch would gather the parameters of its stage again",
+         "set parallel.tensor instead of parallel.fsdp, or remove parallel.pipeline"),
+    Rule(lambda c: c.parallel.pipeline > 1 and c.model.peft.method == "prompt_tuning",
+         ("parallel.pipeline", "model.peft.method"), "virtual tokens are added in front of the stages",
+         "set model.peft.method to lora, or remove parallel.pipeline"),
+)  # fmt: skip
 
 PARALLEL_RULES = (
     *PIPELINE_RULES,
     _sharded_only("reshard_after_forward"),
     _sharded_only("offload"),
-    Rule(
-        lambda c: c.parallel.zero_stage == 3 and not c.parallel.reshard_after_forward,
-        ("parallel.zero_stage", "parallel.reshard_after_forward"),
-        "stage 3 frees gathered parameters after the forward pass",
-        "set parallel.zero_stage to 2, or remove parallel.reshard_after_forward",
-    ),
-    Rule(
-        lambda c: c.parallel.zero_stage == 1 and c.parallel.splits,
-        ("parallel",),
-        "stage 1 is for replicas; sharded parameters have sharded optimizer state anyway",
-        "remove parallel.zero_stage",
-    ),
-    Rule(
-        lambda c: c.parallel.zero_stage == 1 and (c.train.strategy == "local_sgd" or c.train.auto_batch_size),
-        ("parallel.zero_stage", "train.strategy", "train.auto_batch_size"),
-        "each process updates only a part of the parameters",
-        "set train.strategy to sync and remove train.auto_batch_size, or remove parallel.zero_stage",
-    ),
-    Rule(
-        lambda c: c.parallel.zero_stage == 1 and PRESETS[c.train.optim].averages,
-        ("parallel.zero_stage", "train.optim"),
-        "this optimizer evaluates an average that is part of its state",
-        "set parallel.zero_stage to 3, or train.optim to another optimizer",
-    ),
-    _refused(
-        lambda c: c.train.strategy == "local_sgd",
-        "train.strategy",
-        "local SGD needs a complete model on each process",
-        "set train.strategy to sync",
-    ),
-    _refused(
-        lambda c: c.train.auto_batch_size,
-        "train.auto_batch_size",
-        "processes that share a model cannot begin a window again on their own",
-        "remove train.auto_batch_size",
-    ),
-    _refused(
-        lambda c: c.train.mixed_precision in ("fp16", "fp8"),
-        "train.mixed_precision",
-        "the loss scale of fp16 and the casts of fp8 are not synchronised over the parts of a model",
-        "set train.mixed_precision to bf16 or no",
-    ),
-    _refused(
-        lambda c: PRESETS[c.train.optim].library == "bitsandbytes",
-        "train.optim",
-        "the states of bitsandbytes' optimizers cannot be split or merged",
-        "set train.optim to another optimizer",
-    ),
-    _refused(
-        lambda c: c.train.torch_compile,
-        "train.torch_compile",
-        "the model is compiled before it is split",
-        "remove train.torch_compile",
-    ),
-    _refused(
-        lambda c: c.train.activation_checkpointing.startswith("segments"),
-        "train.activation_checkpointing",
-        "a segment has several layers, and each layer's parameters are gathered, split or placed by themselves",
-        "set train.activation_checkpointing to full or selective",
-    ),
-    _refused(
-        lambda c: c.train.activation_compression != "none",
-        "train.activation_compression",
-        "gathered parameters would be compressed, too",
-        "remove train.activation_compression",
-    ),
-    _refused(
-        lambda c: c.train.ddp_comm_hook != "no",
-        "train.ddp_comm_hook",
-        "only replicas exchange complete gradients",
-        "remove train.ddp_comm_hook",
-    ),
-    _refused(
-        lambda c: c.train.snapshot_ensemble,
-        "train.snapshot_ensemble",
-        "snapshots are complete models",
-        "remove train.snapshot_ensemble",
-    ),
-    _refused(
-        lambda c: c.model.peft.method == "qlora",
-        "model.peft.method",
-        "weights of 4 bits cannot be split",
-        "set model.peft.method to lora",
-    ),
-    Rule(
-        lambda c: c.parallel.tensor > 1 and PRESETS[c.train.optim].averages,
-        ("parallel.tensor", "train.optim"),
-        "this optimizer counts its steps for all parameters together, and split ones are updated separately",
-        "set parallel.fsdp instead of parallel.tensor, or train.optim to another optimizer",
-    ),
-    Rule(
-        lambda c: c.parallel.tensor > 1 and c.model.peft.method != "none",
-        ("parallel.tensor", "model.peft.method"),
-        "adapters change the layers that tensor parallelism splits",
-        "set parallel.fsdp instead of parallel.tensor, or remove model.peft",
-    ),
-)
+    Rule(lambda c: c.parallel.zero_stage == 3 and not c.parallel.reshard_after_forward,
+         ("parallel.zero_stage", "parallel.reshard_after_forward"),
+         "stage 3 frees gathered parameters after the forward pass",
+         "set parallel.zero_stage to 2, or remove parallel.reshard_after_forward"),
+    Rule(lambda c: c.parallel.zero_stage == 1 and c.parallel.splits, ("parallel",),
+         "stage 1 is for replicas; sharded parameters have sharded optimizer state anyway",
+         "remove parallel.zero_stage"),
+    Rule(lambda c: c.parallel.zero_stage == 1 and (c.train.strategy == "local_sgd" or c.train.auto_batch_size),
+         ("parallel.zero_stage", "train.strategy", "train.auto_batch_size"),
+         "each process updates only a part of the parameters",
+         "set train.strategy to sync and remove train.auto_batch_size, or remove parallel.zero_stage"),
+    Rule(lambda c: c.parallel.zero_stage == 1 and PRESETS[c.train.optim].averages,
+         ("parallel.zero_stage", "train.optim"), "this optimizer evaluates an average that is part of its state",
+         "set parallel.zero_stage to 3, or train.optim to another optimizer"),
+    _refused(lambda c: c.train.strategy == "local_sgd", "train.strategy",
+             "local SGD needs a complete model on each process", "set train.strategy to sync"),
+    _refused(lambda c: c.train.auto_batch_size, "train.auto_batch_size",
+             "processes that share a model cannot begin a window again on their own", "remove train.auto_batch_size"),
+    _refused(lambda c: c.train.mixed_precision in ("fp16", "fp8"), "train.mixed_precision",
+             "the loss scale of fp16 and the casts of fp8 are not synchronised over the parts of a model",
+             "set train.mixed_precision to bf16 or no"),
+    _refused(lambda c: PRESETS[c.train.optim].library == "bitsandbytes", "train.optim",
+             "the states of bitsandbytes' optimizers cannot be split or merged",
+             "set train.optim to another optimizer"),
+    _refused(lambda c: c.train.torch_compile, "train.torch_compile", "the model is compiled before it is split",
+             "remove train.torch_compile"),
+    _refused(lambda c: c.train.activation_checkpointing.startswith("segments"), "train.activation_checkpointing",
+             "a segment has several layers, and each layer's parameters are gathered, split or placed by themselves",
+             "set train.activation_checkpointing to full or selective"),
+    _refused(lambda c: c.train.activation_compression != "none", "train.activation_compression",
+             "gathered parameters would be compressed, too", "remove train.activation_compression"),
+    _refused(lambda c: c.train.ddp_comm_hook != "no", "train.ddp_comm_hook",
+             "only replicas exchange complete gradients", "remove train.ddp_comm_hook"),
+    _refused(lambda c: c.train.snapshot_ensemble, "train.snapshot_ensemble", "snapshots are complete models",
+             "remove train.snapshot_ensemble"),
+    _refused(lambda c: c.model.peft.method == "qlora", "model.peft.method", "weights of 4 bits cannot be split",
+             "set model.peft.method to lora"),
+    Rule(lambda c: c.parallel.tensor > 1 and PRESETS[c.train.optim].averages, ("parallel.tensor", "train.optim"),
+         "this optimizer counts its steps for all parameters together, and split ones are updated separately",
+         "set parallel.fsdp instead of parallel.tensor, or train.optim to another optimizer"),
+    Rule(lambda c: c.parallel.tensor > 1 and c.model.peft.method != "none", ("parallel.tensor", "model.peft.method"),
+         "adapters change the layers that tensor parallelism splits",
+         "set parallel.fsdp instead of parallel.tensor, or remove model.peft"),
+)  # fmt: skip
 
 
 REFUSED_LAUNCHES = {
@@ -233,38 +170,23 @@ _SETTINGS = ("steps", "warmup_steps", "average_moments", "outer_lr", "outer_mome
 STRATEGY_RULES = (
     *(_local_only(f"local_sgd_{name}") for name in _SETTINGS),
     *(_refused_launch(variable, name) for variable, name in REFUSED_LAUNCHES.items()),
-    only_if(
-        "train.power_sgd_rank",
-        TrainConfig().power_sgd_rank,
-        "train.ddp_comm_hook",
-        lambda hook: hook == "power_sgd",
-        "only PowerSGD has a rank",
-        "set train.ddp_comm_hook to power_sgd",
-    ),
-    Rule(
-        lambda c: c.train.ddp_comm_hook != "no" and (_is_local(c) or c.train.auto_batch_size),
-        ("train.ddp_comm_hook", "train.strategy", "train.auto_batch_size"),
-        "gradients are not exchanged in the backward pass",
-        "set train.ddp_comm_hook to no, or train.strategy to sync and train.auto_batch_size to false",
-    ),
-    Rule(
-        lambda c: c.train.ddp_comm_hook == "power_sgd" and c.train.mixed_precision == "fp16",
-        ("train.ddp_comm_hook", "train.mixed_precision"),
-        "what is kept for the next step would have the loss scale of this one, and gradients may overflow",
-        "set train.ddp_comm_hook to fp16, or train.mixed_precision to bf16 or no",
-    ),
-    Rule(
-        lambda c: c.train.ddp_comm_hook == "power_sgd" and c.train.non_finite != "stop",
-        ("train.ddp_comm_hook", "train.non_finite"),
-        "a gradient that is not finite would be kept for the next step",
-        "set train.non_finite to stop, or train.ddp_comm_hook to fp16",
-    ),
-    Rule(
-        lambda c: c.train.ddp_comm_hook == "power_sgd" and bool(c.model.unfreeze),
-        ("train.ddp_comm_hook", "model.unfreeze"),
-        "what is kept of a frozen parameter's gradient would be applied later",
-        "set train.ddp_comm_hook to fp16, or remove model.unfreeze",
-    ),
+    only_if("train.power_sgd_rank", TrainConfig().power_sgd_rank, "train.ddp_comm_hook",
+            lambda hook: hook == "power_sgd", "only PowerSGD has a rank", "set train.ddp_comm_hook to power_sgd"),
+    Rule(lambda c: c.train.ddp_comm_hook != "no" and (_is_local(c) or c.train.auto_batch_size),
+         ("train.ddp_comm_hook", "train.strategy", "train.auto_batch_size"),
+         "gradients are not exchanged in the backward pass",
+         "set train.ddp_comm_hook to no, or train.strategy to sync and train.auto_batch_size to false"),
+    Rule(lambda c: c.train.ddp_comm_hook == "power_sgd" and c.train.mixed_precision == "fp16",
+         ("train.ddp_comm_hook", "train.mixed_precision"),
+         "what is kept for the next step would have the loss scale of this one, and gradients may overflow",
+         "set train.ddp_comm_hook to fp16, or train.mixed_precision to bf16 or no"),
+    Rule(lambda c: c.train.ddp_comm_hook == "power_sgd" and c.train.non_finite != "stop",
+         ("train.ddp_comm_hook", "train.non_finite"), "a gradient that is not finite would be kept for the next step",
+         "set train.non_finite to stop, or train.ddp_comm_hook to fp16"),
+    Rule(lambda c: c.train.ddp_comm_hook == "power_sgd" and bool(c.model.unfreeze),
+         ("train.ddp_comm_hook", "model.unfreeze"),
+         "what is kept of a frozen parameter's gradient would be applied later",
+         "set train.ddp_comm_hook to fp16, or remove model.unfreeze"),
     Rule(
         lambda c: (
             _is_local(c)
@@ -274,77 +196,47 @@ STRATEGY_RULES = (
         ("train.local_sgd_outer_momentum", "train.local_sgd_outer_lr"),
         "there is no outer optimizer",
         "set train.local_sgd_outer_lr, for instance to 0.7, or remove train.local_sgd_outer_momentum",
+        with_=("train.strategy",),
     ),
-    Rule(
-        lambda c: _is_local(c) and 0 < c.train.max_steps <= c.train.local_sgd_warmup_steps,
-        ("train.local_sgd_warmup_steps", "train.max_steps"),
-        "the run would end before processes train on their own",
-        "set train.local_sgd_warmup_steps below train.max_steps, or train.strategy to sync",
-    ),
-    Rule(
-        lambda c: _is_local(c) and c.train.mixed_precision == "fp16",
-        ("train.strategy", "train.mixed_precision"),
-        "each process would scale losses and skip steps on its own",
-        "set train.mixed_precision to bf16 or no, or train.strategy to sync",
-    ),
-    Rule(
-        lambda c: _is_local(c) and c.train.auto_batch_size,
-        ("train.strategy", "train.auto_batch_size"),
-        "both decide how gradients are exchanged",
-        "set train.strategy to sync, or remove train.auto_batch_size",
-    ),
-    Rule(
-        lambda c: _is_local(c) and c.train.ema_decay is not None,
-        ("train.strategy", "train.ema_decay"),
-        "each process would average different weights",
-        "set train.strategy to sync, or remove train.ema_decay",
-    ),
-    Rule(
-        lambda c: _is_local(c) and PRESETS[c.train.optim].averages,
-        ("train.strategy", "train.optim"),
-        "the optimizer averages weights itself, and each process would average different ones",
-        "set train.strategy to sync, or train.optim to another optimizer",
-    ),
-    Rule(
-        lambda c: _is_local(c) and c.train.local_sgd_average_moments and PRESETS[c.train.optim].eight_bit,
-        ("train.local_sgd_average_moments", "train.optim"),
-        "8-bit moments are codes, which cannot be averaged",
-        "set train.local_sgd_average_moments to false, or train.optim to an optimizer with 32-bit moments",
-    ),
-    only_if(
-        "train.max_non_finite_steps",
-        TrainConfig().max_non_finite_steps,
-        "train.non_finite",
-        lambda mode: mode != "stop",
-        "the run stops at the first one",
-        "set train.non_finite to skip or rollback",
-    ),
-    _not_with_rollback(
-        _is_local,
-        "train.strategy",
-        "each process leaves out updates of its own, whose windows the others have trained on",
-        "train.strategy to sync",
-    ),
-    _not_with_rollback(
-        lambda c: c.train.mixed_precision == "fp16",
-        "train.mixed_precision",
-        "a window that is left out would change the scale of the losses after it",
-        "train.mixed_precision to bf16 or no",
-    ),
-    Rule(
-        lambda c: c.train.non_finite != "stop" and c.parallel.backend == "deepspeed",
-        ("train.non_finite", "parallel.backend"),
-        "DeepSpeed keeps the gradient of a window until it has updated",
-        "set train.non_finite to stop, or parallel.backend to torch",
-    ),
-)
+    Rule(lambda c: _is_local(c) and 0 < c.train.max_steps <= c.train.local_sgd_warmup_steps,
+         ("train.local_sgd_warmup_steps", "train.max_steps"), "the run would end before processes train on their own",
+         "set train.local_sgd_warmup_steps below train.max_steps, or train.strategy to sync",
+         with_=("train.strategy",)),
+    Rule(lambda c: _is_local(c) and c.train.mixed_precision == "fp16", ("train.strategy", "train.mixed_precision"),
+         "each process would scale losses and skip steps on its own",
+         "set train.mixed_precision to bf16 or no, or train.strategy to sync"),
+    Rule(lambda c: _is_local(c) and c.train.auto_batch_size, ("train.strategy", "train.auto_batch_size"),
+         "both decide how gradients are exchanged", "set train.strategy to sync, or remove train.auto_batch_size"),
+    Rule(lambda c: _is_local(c) and c.train.ema_decay is not None, ("train.strategy", "train.ema_decay"),
+         "each process would average different weights", "set train.strategy to sync, or remove train.ema_decay"),
+    Rule(lambda c: _is_local(c) and PRESETS[c.train.optim].averages, ("train.strategy", "train.optim"),
+         "the optimizer averages weights itself, and each process would average different ones",
+         "set train.strategy to sync, or train.optim to another optimizer"),
+    Rule(lambda c: _is_local(c) and c.train.local_sgd_average_moments and PRESETS[c.train.optim].eight_bit,
+         ("train.local_sgd_average_moments", "train.optim"), "8-bit moments are codes, which cannot be averaged",
+         "set train.local_sgd_average_moments to false, or train.optim to an optimizer with 32-bit moments",
+         with_=("train.strategy",)),
+    only_if("train.max_non_finite_steps", TrainConfig().max_non_finite_steps, "train.non_finite",
+            lambda mode: mode != "stop", "the run stops at the first one", "set train.non_finite to skip or rollback"),
+    _not_with_rollback(_is_local, "train.strategy",
+                       "each process leaves out updates of its own, whose windows the others have trained on",
+                       "train.strategy to sync"),
+    _not_with_rollback(lambda c: c.train.mixed_precision == "fp16", "train.mixed_precision",
+                       "a window that is left out would change the scale of the losses after it",
+                       "train.mixed_precision to bf16 or no"),
+    Rule(lambda c: c.train.non_finite != "stop" and c.parallel.backend == "deepspeed",
+         ("train.non_finite", "parallel.backend"), "DeepSpeed keeps the gradient of a window until it has updated",
+         "set train.non_finite to stop, or parallel.backend to torch"),
+)  # fmt: skip
 
 
 _TORCH = "set parallel.backend to torch"
 
 
-def _refused_by_deepspeed(when: Callable[[Config], bool], keys: tuple[str, ...], why: str, instead: str) -> Rule:
-    return Rule(lambda c: c.parallel.backend == "deepspeed" and when(c), keys, why, instead)
+def _refused_by_deepspeed(
+    when: Callable[[Config], bool], keys: tuple[str, ...], why: str, instead: str, with_: tuple[str, ...] = ()
+) -> Rule:
+    return Rule(lambda c: c.parallel.backend == "deepspeed" and when(c), keys, why, instead, with_=with_)
 
 
 def _stage_one(key: str, when: Callable[[Config], bool], why: str, instead: str) -> Rule:
@@ -354,36 +246,22 @@ def _stage_one(key: str, when: Callable[[Config], bool], why: str, instead: str)
 
 
 DEEPSPEED_RULES = (
-    _refused_by_deepspeed(
-        lambda c: c.checkpoint.async_save is True,
-        ("checkpoint.async_save", "parallel.backend"),
-        "DeepSpeed makes complete copies for each checkpoint, for which training waits",
-        f"set checkpoint.async_save to auto or false, or {_TORCH}",
-    ),
-    _refused_by_deepspeed(
-        lambda c: c.parallel.zero_stage is None,
-        ("parallel.backend", "parallel.zero_stage"),
-        "DeepSpeed is used for ZeRO only",
-        "set parallel.zero_stage to 1, 2 or 3, or remove parallel.backend",
-    ),
-    _refused_by_deepspeed(
-        lambda c: c.parallel.tensor > 1 or c.parallel.pipeline > 1 or c.parallel.fsdp > 1,
-        ("parallel",),
-        "DeepSpeed's ZeRO splits over all processes",
-        f"remove parallel.fsdp, parallel.tensor and parallel.pipeline, or {_TORCH}",
-    ),
-    _refused_by_deepspeed(
-        lambda c: c.parallel.replicas not in (None, 1) and c.parallel.zero_stage in (2, 3),
-        ("parallel",),
-        "DeepSpeed's ZeRO splits over all processes, so there are no replicas",
-        f"remove parallel.replicas, or {_TORCH}",
-    ),
-    _refused_by_deepspeed(
-        lambda c: c.parallel.reshard_after_forward != ParallelConfig().reshard_after_forward,
-        ("parallel.reshard_after_forward", "parallel.backend"),
-        "DeepSpeed's stage decides when parameters are freed",
-        f"remove parallel.reshard_after_forward, or {_TORCH}",
-    ),
+    _refused_by_deepspeed(lambda c: c.checkpoint.async_save is True, ("checkpoint.async_save", "parallel.backend"),
+                          "DeepSpeed makes complete copies for each checkpoint, for which training waits",
+                          f"set checkpoint.async_save to auto or false, or {_TORCH}"),
+    _refused_by_deepspeed(lambda c: c.parallel.zero_stage is None, ("parallel.backend", "parallel.zero_stage"),
+                          "DeepSpeed is used for ZeRO only",
+                          "set parallel.zero_stage to 1, 2 or 3, or remove parallel.backend"),
+    _refused_by_deepspeed(lambda c: c.parallel.tensor > 1 or c.parallel.pipeline > 1 or c.parallel.fsdp > 1,
+                          ("parallel",), "DeepSpeed's ZeRO splits over all processes",
+                          f"remove parallel.fsdp, parallel.tensor and parallel.pipeline, or {_TORCH}"),
+    _refused_by_deepspeed(lambda c: c.parallel.replicas not in (None, 1) and c.parallel.zero_stage in (2, 3),
+                          ("parallel",), "DeepSpeed's ZeRO splits over all processes, so there are no replicas",
+                          f"remove parallel.replicas, or {_TORCH}"),
+    _refused_by_deepspeed(lambda c: c.parallel.reshard_after_forward != ParallelConfig().reshard_after_forward,
+                          ("parallel.reshard_after_forward", "parallel.backend"),
+                          "DeepSpeed's stage decides when parameters are freed",
+                          f"remove parallel.reshard_after_forward, or {_TORCH}"),
     _refused_by_deepspeed(
         lambda c: not PRESETS[c.train.optim].elementwise and PRESETS[c.train.optim].library != "bitsandbytes",
         ("train.optim", "parallel.backend"),
@@ -395,77 +273,36 @@ DEEPSPEED_RULES = (
         ("train.optim", "parallel.backend"),
         "this optimizer evaluates an average of the weights that it updates, and DeepSpeed evaluates a copy of them",
         f"set train.optim to adamw_torch, or {_TORCH}",
+        with_=("parallel.zero_stage",),
     ),
-    _refused_by_deepspeed(
-        lambda c: c.train.optim == "adagrad",
-        ("train.optim", "parallel.backend"),
-        "DeepSpeed replaces this optimizer by one without the groups for weight decay",
-        f"set train.optim to adamw_torch, or {_TORCH}",
-    ),
-    _refused_by_deepspeed(
-        lambda c: c.train.ema_decay is not None,
-        ("train.ema_decay", "parallel.backend"),
-        "DeepSpeed's parameters cannot be exchanged for their averages",
-        f"remove train.ema_decay, or {_TORCH}",
-    ),
-    _refused_by_deepspeed(
-        lambda c: c.train.max_grad_value is not None,
-        ("train.max_grad_value", "parallel.backend"),
-        "DeepSpeed keeps the gradient in parts of its own",
-        f"remove train.max_grad_value, or {_TORCH}",
-    ),
-    _refused_by_deepspeed(
-        lambda c: bool(c.model.unfreeze),
-        ("model.unfreeze", "parallel.backend"),
-        "DeepSpeed splits the parameters that are trained at the start",
-        f"remove model.unfreeze, or {_TORCH}",
-    ),
-    _refused_by_deepspeed(
-        lambda c: c.train.activation_offload,
-        ("train.activation_offload", "parallel.backend"),
-        "it has not been shown to work with parameters that DeepSpeed gathers and frees",
-        f"remove train.activation_offload, or {_TORCH}",
-    ),
-    _stage_one(
-        "train.optim",
-        lambda c: PRESETS[c.train.optim].library == "bitsandbytes",
-        "bitsandbytes needs parameters in their shape, and DeepSpeed updates flat parts of many",
-        "set train.optim to adamw_torch",
-    ),
-    _stage_one(
-        "train.mixed_precision",
-        lambda c: c.train.mixed_precision in ("fp16", "fp8"),
-        "DeepSpeed would scale losses and cast in its own way",
-        "set train.mixed_precision to bf16 or no",
-    ),
-    _stage_one(
-        "train.torch_compile",
-        lambda c: c.train.torch_compile,
-        "the model is compiled before DeepSpeed changes it",
-        "remove train.torch_compile",
-    ),
-    _stage_one(
-        "train.activation_compression",
-        lambda c: c.train.activation_compression != "none",
-        "it has not been compared under DeepSpeed",
-        "remove train.activation_compression",
-    ),
-    _stage_one(
-        "train.ddp_comm_hook",
-        lambda c: c.train.ddp_comm_hook != "no",
-        "DeepSpeed exchanges gradients itself",
-        "remove train.ddp_comm_hook",
-    ),
-    _stage_one(
-        "train.snapshot_ensemble",
-        lambda c: c.train.snapshot_ensemble,
-        "snapshots cannot be loaded into DeepSpeed's parameters",
-        "remove train.snapshot_ensemble",
-    ),
-    _stage_one(
-        "model.peft.method",
-        lambda c: c.model.peft.method == "qlora",
-        "DeepSpeed updates float32 parameters",
-        "set model.peft.method to lora",
-    ),
-)
+    _refused_by_deepspeed(lambda c: c.train.optim == "adagrad", ("train.optim", "parallel.backend"),
+                          "DeepSpeed replaces this optimizer by one without the groups for weight decay",
+                          f"set train.optim to adamw_torch, or {_TORCH}"),
+    _refused_by_deepspeed(lambda c: c.train.ema_decay is not None, ("train.ema_decay", "parallel.backend"),
+                          "DeepSpeed's parameters cannot be exchanged for their averages",
+                          f"remove train.ema_decay, or {_TORCH}"),
+    _refused_by_deepspeed(lambda c: c.train.max_grad_value is not None, ("train.max_grad_value", "parallel.backend"),
+                          "DeepSpeed keeps the gradient in parts of its own",
+                          f"remove train.max_grad_value, or {_TORCH}"),
+    _refused_by_deepspeed(lambda c: bool(c.model.unfreeze), ("model.unfreeze", "parallel.backend"),
+                          "DeepSpeed splits the parameters that are trained at the start",
+                          f"remove model.unfreeze, or {_TORCH}"),
+    _refused_by_deepspeed(lambda c: c.train.activation_offload, ("train.activation_offload", "parallel.backend"),
+                          "it has not been shown to work with parameters that DeepSpeed gathers and frees",
+                          f"remove train.activation_offload, or {_TORCH}"),
+    _stage_one("train.optim", lambda c: PRESETS[c.train.optim].library == "bitsandbytes",
+               "bitsandbytes needs parameters in their shape, and DeepSpeed updates flat parts of many",
+               "set train.optim to adamw_torch"),
+    _stage_one("train.mixed_precision", lambda c: c.train.mixed_precision in ("fp16", "fp8"),
+               "DeepSpeed would scale losses and cast in its own way", "set train.mixed_precision to bf16 or no"),
+    _stage_one("train.torch_compile", lambda c: c.train.torch_compile,
+               "the model is compiled before DeepSpeed changes it", "remove train.torch_compile"),
+    _stage_one("train.activation_compression", lambda c: c.train.activation_compression != "none",
+               "it has not been compared under DeepSpeed", "remove train.activation_compression"),
+    _stage_one("train.ddp_comm_hook", lambda c: c.train.ddp_comm_hook != "no", "DeepSpeed exchanges gradients itself",
+               "remove train.ddp_comm_hook"),
+    _stage_one("train.snapshot_ensemble", lambda c: c.train.snapshot_ensemble,
+               "snapshots cannot be loaded into DeepSpeed's parameters", "remove train.snapshot_ensemble"),
+    _stage_one("model.peft.method", lambda c: c.model.peft.method == "qlora", "DeepSpeed updates float32 parameters",
+               "set model.peft.method to lora"),
+)  # fmt: skip

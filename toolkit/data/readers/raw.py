@@ -98,7 +98,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= PREVIEW_CHARS else text[: PREVIEW_CHARS - 1] + "…"
 
 
-_TAB = ("\\t", "tab")
+TAB = ("\\t", "tab")
 Fingerprint = Literal["content", "stat"]
 """Values of `data.fingerprint`."""
 
@@ -129,7 +129,7 @@ class Reading:
     @classmethod
     def of(cls, data: DataConfig) -> Reading:
         """Returns the reading that the YAML's `data` section asks for."""
-        delimiter = "\t" if data.delimiter in _TAB else data.delimiter
+        delimiter = "\t" if data.delimiter in TAB else data.delimiter
         return cls(
             delimiter, data.encoding, data.header, data.quoting, data.unescape_html, fingerprint=data.fingerprint
         )

@@ -13,7 +13,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.checks.rules import RULES
 from toolkit.config.messages import did_you_mean
 from toolkit.config.paths import source_of
-from toolkit.config.problems import conflicts
+from toolkit.config.problems import Rule
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.config.train import ParallelConfig
 from toolkit.distributed.pipeline.partition import stage_problems
@@ -61,8 +61,9 @@ def strategies_of(cfg: Config) -> list[str]:
     reset: dict[str, Any] = {name: getattr(TrainConfig(), name) for name in NOT_CERTIFIED}
     train = replace(cfg.train, **reset, mixed_precision="no", gradient_accumulation_steps=WINDOW)
 
-    def excluded(**settings: Any) -> set[str]:
-        return {*conflicts(RULES, replace(cfg, train=train, parallel=ParallelConfig(**settings)), {})}
+    def excluded(**settings: Any) -> set[Rule]:
+        changed = replace(cfg, train=train, parallel=ParallelConfig(**settings))
+        return {rule for rule in RULES if rule.launcher is None and rule.when(changed)}
 
     config = load_model_config(source_of(cfg))
     found = ["fsdp=2", "zero_stage=1"]

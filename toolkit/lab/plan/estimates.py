@@ -16,6 +16,7 @@ from math import prod
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
+from toolkit.checks.check import Case
 from toolkit.checks.model import pipeline_problems, tensor_problems
 from toolkit.config.sections import Config
 from toolkit.data.batching.budget import num_micro_batches
@@ -264,7 +265,8 @@ class Planner:
         cfg = self.load(overrides)
         split = (cfg.parallel.tensor, cfg.parallel.pipeline)
         if split not in self._problems:
-            self._problems[split] = [*tensor_problems(cfg, self.task), *pipeline_problems(cfg, self.task)]
+            case = Case(cfg, lambda _: self.task)
+            self._problems[split] = [*tensor_problems(case), *pipeline_problems(case)]
         if self._problems[split]:
             raise ConfigError(self._problems[split])
         return overrides, estimated(self.footprint, cfg, self.processes)

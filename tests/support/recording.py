@@ -1,4 +1,4 @@
-"""Records which settings are read, so that no problem is reported that follows from a wrong setting."""
+"""Settings that record what is read."""
 
 from __future__ import annotations
 
@@ -12,20 +12,15 @@ from toolkit.config.messages import Key
 T = TypeVar("T")
 
 
-def watched(settings: T, read: set[Key], key: Key = ()) -> T:
+def recording(settings: T, read: set[Key], key: Key = ()) -> T:
     """Returns a copy of a configuration or a section that adds each key whose value is read to `read`.
 
     The copy is an instance of a subclass, so it can be used wherever the settings can.
-
-    Args:
-        settings: a dataclass; sections inside it are watched as well.
-        read: receives the keys.
-        key: the key of `settings`.
     """
     kind: Any = type(settings)
     names = {field.name for field in dataclasses.fields(kind)}
 
-    class Watched(kind):
+    class Recording(kind):
         def __getattribute__(self, name: str) -> Any:
             value = super().__getattribute__(name)
             if name in names and not dataclasses.is_dataclass(value):
@@ -38,18 +33,16 @@ def watched(settings: T, read: set[Key], key: Key = ()) -> T:
 
         __hash__ = None  # type: ignore[assignment]
 
-    Watched.__name__, Watched.__qualname__ = kind.__name__, kind.__qualname__
+    Recording.__name__, Recording.__qualname__ = kind.__name__, kind.__qualname__
     clone = copy.copy(settings)
     for name in names:
         if dataclasses.is_dataclass(value := getattr(settings, name)):
-            object.__setattr__(clone, name, watched(value, read, (*key, name)))
-    object.__setattr__(clone, "__class__", Watched)
+            object.__setattr__(clone, name, recording(value, read, (*key, name)))
+    object.__setattr__(clone, "__class__", Recording)
     return clone
 
 
-def touching(keys: Iterable[Key], faulty: Iterable[Key]) -> list[Key]:
-    """Returns the keys of `faulty` that equal, contain or are contained in one of `keys`."""
-    keys = list(keys)
-    return sorted(
-        fault for fault in faulty if any(fault[: len(key)] == key or key[: len(fault)] == fault for key in keys)
-    )
+def undeclared(read: Iterable[Key], declared: Iterable[str]) -> list[str]:
+    """Returns the keys that were read and neither contain nor are contained in a declared one."""
+    known = [tuple(key.split(".")) for key in declared]
+    return [".".join(key) for key in sorted(read) if not any(key[: len(k)] == k or k[: len(key)] == key for k in known)]
