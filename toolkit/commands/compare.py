@@ -73,12 +73,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
-    """Runs the remaining variants and writes the comparison.
-
-    Raises:
-        ToolkitError: see `toolkit.lab.compare.report.compare`.
-        RunError: if every variant failed.
-    """
+    """Runs the remaining variants and writes the comparison."""
     least = QUESTIONS[arguments.preset].processes if arguments.preset else 1
     processes = arguments.processes or (least if arguments.launch is None else None)
     request = options.request(arguments, "compare", processes=processes, least=least)
@@ -142,13 +137,7 @@ def _seconds(text: str) -> int:
 
 
 def run_search(arguments: argparse.Namespace) -> None:
-    """Runs the remaining trials, scores the winner and writes the search; or shows one.
-
-    Raises:
-        ConfigError: if settings or the space are invalid.
-        InputError: if arguments are invalid.
-        RunError: if no trial can be trained, or the winner cannot be scored.
-    """
+    """Runs the remaining trials, scores the winner and writes the search; or shows one."""
     if arguments.show is not None:
         from toolkit.lab.search.report import searched
 

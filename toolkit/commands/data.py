@@ -44,12 +44,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def run_data(arguments: argparse.Namespace) -> None:
-    """Does what was asked.
-
-    Raises:
-        InputError: if an option belongs to the other action, or the dataset, folder or file does not exist.
-        ToolkitError: if a dataset cannot be downloaded or converted.
-    """
+    """Does what was asked."""
     others = {"show": ("output_dir", "mirror"), "get": ("config", "overrides")}[arguments.action]
     if given := [name for name in others if getattr(arguments, name)]:
         other = "get" if arguments.action == "show" else "show"
@@ -103,13 +98,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def run_doctor(arguments: argparse.Namespace) -> None:
-    """Examines the rows, prints what it found and writes it.
-
-    Raises:
-        ConfigError: if a setting is invalid.
-        InputError: if arguments are invalid, or the run's predictions cannot be used.
-        DataError: if a file cannot be read, or none of its rows can be used.
-    """
+    """Examines the rows, prints what it found and writes it."""
     request = options.request(arguments, "doctor")
     from toolkit.lab.doctor.examine import diagnose
 
@@ -131,13 +120,7 @@ def add_fetch(parser: argparse.ArgumentParser) -> None:
 
 
 def run_fetch(arguments: argparse.Namespace) -> None:
-    """Writes the model, the processor and the rows of a run into the folder.
-
-    Raises:
-        ConfigError: if a setting is invalid.
-        InputError: if there is no such model or dataset, or the folder cannot be used.
-        RunError: if the folder cannot be written.
-    """
+    """Writes the model, the processor and the rows of a run into the folder."""
     from toolkit.base.console import quiet_libraries
     from toolkit.base.errors import RunError
     from toolkit.base.files import why

@@ -33,12 +33,7 @@ def add_lr_plot(parser: argparse.ArgumentParser) -> None:
 
 
 def run_lr_plot(arguments: argparse.Namespace) -> None:
-    """Writes the plot, and prints peak, warm-up and number of steps.
-
-    Raises:
-        InputError: if the image cannot be written.
-        ToolkitError: if settings or data cannot be used.
-    """
+    """Writes the plot, and prints peak, warm-up and number of steps."""
     path = output_file(arguments.output)
     task_type, loaded = options.load(arguments)
     cfg = loaded.config

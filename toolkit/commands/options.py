@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
     Args:
         add_arguments: adds its arguments to a parser.
-        work: runs it.
+        work: runs it; raises ToolkitError for problems that the user can solve.
         rewritten: turns the words of its command line into others before they are parsed.
     """
 
@@ -179,16 +179,7 @@ def with_current_names(command: str, arguments: Sequence[str]) -> list[str]:
 
 
 def refuse_input(file: Path, inputs: Sequence[str], option: str = "--output") -> None:
-    """Refuses to write a file that is read.
-
-    Args:
-        file: the file to write.
-        inputs: data files, by the names that options give them.
-        option: the option, for the error.
-
-    Raises:
-        InputError: if it is one of the inputs.
-    """
+    """Raises InputError if the file to write is one of the inputs, which are given as options name them."""
     from toolkit.config.paths import files_of
 
     read = [expanded(each) for name in inputs for each in files_of(name)]
@@ -204,12 +195,7 @@ requests have all shapes, so the memory of a server would grow for a long time."
 
 
 def add_run(parser: argparse.ArgumentParser, bad_rows: str | None = "as the run") -> None:
-    """Adds the run and the options for reading rows.
-
-    Args:
-        parser: the command's parser.
-        bad_rows: what happens to unusable rows by default, for the help text; None for a command that refuses them.
-    """
+    """Adds the run and the options for reading rows; `--bad-rows` only with the text of its default, `bad_rows`."""
     add(parser, "run")
     add(parser, "overrides", default_text="as the run; how rows are read: data.columns.text=body and similar")
     add(parser, "--recipe", default_text="that of the run")
@@ -220,14 +206,9 @@ def add_run(parser: argparse.ArgumentParser, bad_rows: str | None = "as the run"
 
 
 def open_trained(arguments: argparse.Namespace, skips_rows: bool = False) -> TrainedRun:
-    """Opens the finished run.
+    """Opens the finished run; raises ToolkitError if that fails.
 
-    Args:
-        arguments: those of the command.
-        skips_rows: whether the command may skip rows that cannot be used, as `data.bad_rows` or `--bad-rows` says.
-
-    Raises:
-        ToolkitError: if it cannot be opened.
+    With `skips_rows`, the command may skip unusable rows, as `data.bad_rows` or `--bad-rows` says.
     """
     from toolkit.base.console import quiet_libraries
     from toolkit.base.processes import die_with_launcher
@@ -246,11 +227,7 @@ def open_trained(arguments: argparse.Namespace, skips_rows: bool = False) -> Tra
 
 
 def _with_policy(overrides: Sequence[str], bad_rows: str | None) -> list[str]:
-    """Returns the overrides with `--bad-rows`, which are then checked together.
-
-    Raises:
-        InputError: if `data.bad_rows` is among them as well.
-    """
+    """Returns the overrides with `--bad-rows`; raises InputError if `data.bad_rows` is among them as well."""
     from toolkit.config.sections import DataConfig
 
     if bad_rows is None:
@@ -263,14 +240,9 @@ def _with_policy(overrides: Sequence[str], bad_rows: str | None) -> list[str]:
 
 
 def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tuple[TrainedRun, str, socket.socket]:
-    """Opens the finished run of a command that serves it.
+    """Opens the finished run of a command that serves it; returns the run, its name, and a socket with the address.
 
-    Args:
-        arguments: those of the command.
-        libraries: modules of the extra that has the command's name.
-
-    Returns:
-        The run, its name, and a socket that has the address; what is wrong with this is known before the run is read.
+    The `libraries` are the modules of the extra that has the command's name. Addresses are checked before the run.
 
     Raises:
         ToolkitError: if an argument is wrong, a library is missing, or the run cannot be opened.
@@ -292,11 +264,7 @@ def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tupl
 
 
 def _refuse_overrides_of_files(overrides: Sequence[str]) -> None:
-    """Refuses settings that concern files, for commands that read none.
-
-    Raises:
-        ConfigError: naming each of them.
-    """
+    """Raises ConfigError with all settings that concern files, for commands that read none."""
     from toolkit.base.errors import ConfigError
 
     keys = [override.partition("=")[0] for override in overrides]
@@ -314,11 +282,7 @@ def add_recipe(parser: argparse.ArgumentParser, required: bool = True) -> None:
 
 
 def find(arguments: argparse.Namespace) -> None:
-    """Replaces the names of the recipe and of its configuration by their paths.
-
-    Raises:
-        InputError: if there is no such recipe or configuration.
-    """
+    """Replaces the names of the recipe and of its configuration by their paths; raises InputError for unknown ones."""
     from toolkit.recipe import config_file, recipe_file
 
     arguments.recipe = str(recipe_file(arguments.recipe))

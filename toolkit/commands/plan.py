@@ -45,12 +45,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(arguments: argparse.Namespace) -> None:
-    """Prints the plan and writes it as JSON.
-
-    Raises:
-        InputError: if arguments are invalid.
-        ToolkitError: see `toolkit.lab.plan.report.Plan.parts`.
-    """
+    """Prints the plan and writes it as JSON."""
     if arguments.bandwidth and not arguments.calibrate:
         raise InputError("--bandwidth: has no effect without --calibrate, which measures the compute time")
     output = output_file(arguments.output) if arguments.output else None
@@ -168,11 +163,7 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 
 
 def run_profile(arguments: argparse.Namespace) -> None:
-    """Measures the steps, prints where their time goes and what to change, and writes it.
-
-    Raises:
-        ToolkitError: see `toolkit.lab.profile.report.profile`.
-    """
+    """Measures the steps, prints where their time goes and what to change, and writes it."""
     request = options.request(arguments, "profile")
     from toolkit.lab.profile.report import profile
 
@@ -210,11 +201,7 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
 
 
 def run_scale(arguments: argparse.Namespace) -> None:
-    """Runs what is left, prints what was found and writes it.
-
-    Raises:
-        ToolkitError: see `toolkit.lab.scale.scale`.
-    """
+    """Runs what is left, prints what was found and writes it."""
     request = options.request(arguments, "scale", processes=arguments.processes[-1])
     from toolkit.lab.scale import scale
 

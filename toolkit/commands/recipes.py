@@ -35,11 +35,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 
 def run_init(arguments: argparse.Namespace) -> None:
-    """Writes the YAML and prints what was recognised and the next command.
-
-    Raises:
-        InputError: if the file exists, the data fits no recipe, a setting is wrong, or nobody answers.
-    """
+    """Writes the YAML and prints what was recognised and the next command."""
     from toolkit.base.console import quiet_libraries, say
     from toolkit.base.errors import InputError
     from toolkit.base.files import written_whole
@@ -102,12 +98,7 @@ def add_cp(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cp(arguments: argparse.Namespace) -> None:
-    """Copies a recipe, its configurations and their sample data, and prints how to train with the copy.
-
-    Raises:
-        InputError: if there is no such recipe, or the folder exists already.
-        RunError: if the folder cannot be written.
-    """
+    """Copies a recipe, its configurations and their sample data, and prints how to train with the copy."""
     import shutil
 
     from toolkit.base.errors import InputError, RunError
@@ -167,11 +158,7 @@ def add_ls(parser: argparse.ArgumentParser) -> None:
 
 
 def run_ls(arguments: argparse.Namespace) -> None:
-    """Prints each recipe with the configurations beside it, and the launcher's configurations.
-
-    Raises:
-        InputError: if there is no such recipe.
-    """
+    """Prints each recipe with the configurations beside it, and the launcher's configurations."""
     from toolkit.base.package import shipped_root
     from toolkit.recipe import recipe_file, recipe_names
 

@@ -48,11 +48,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def run_runs(arguments: argparse.Namespace) -> None:
-    """Prints a table of the runs in a folder and its subfolders, and the spread of runs that differ only in the seed.
-
-    Raises:
-        InputError: if there are no runs, or an option names what they do not have, or a file cannot be written.
-    """
+    """Prints a table of the runs below a folder, and the spread of runs that differ only in the seed."""
     from toolkit.base.console import say
     from toolkit.lab.board import chosen, entry_of, refuse_unknown
     from toolkit.report.runs import find_records, repeats
@@ -144,11 +140,7 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
 
 
 def run_diff(arguments: argparse.Namespace) -> None:
-    """Prints the differences between two runs.
-
-    Raises:
-        InputError: if a folder holds no run.
-    """
+    """Prints the differences between two runs."""
     from toolkit.report.runs import differences, read_record
 
     one, other = (read_record(expanded(folder)) for folder in (arguments.one, arguments.other))
@@ -250,13 +242,7 @@ def add_reproduce(parser: argparse.ArgumentParser) -> None:
 
 
 def run_reproduce(arguments: argparse.Namespace) -> None:
-    """Trains again with the same settings, processes and threads.
-
-    Raises:
-        InputError: if the run is not finished, its model or recipe is missing, the model is damaged, or the run names
-            code that may not be the user's.
-        RunError: if training fails, or its results are not bit-identical.
-    """
+    """Trains again with the same settings, processes and threads."""
     from toolkit.lab.certify.trace import weight_difference
     from toolkit.report.runs import differences, read_record
 

@@ -97,11 +97,7 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 
 def settings(arguments: argparse.Namespace) -> list[str]:
-    """Returns the options and overrides as overrides.
-
-    Raises:
-        InputError: if there is no configuration, and settings that a run needs are missing; names all.
-    """
+    """Returns the options and overrides as overrides; without a YAML, raises InputError if any is missing."""
     from toolkit.base.errors import InputError
 
     given = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name) is not None}
@@ -132,12 +128,7 @@ def add_validate(parser: argparse.ArgumentParser) -> None:
 
 
 def run_validate(arguments: argparse.Namespace) -> None:
-    """Runs every check that a run performs before it loads weights, and lists what could not be checked.
-
-    Raises:
-        ConfigError: if a setting is invalid; lists all problems.
-        DataError: if rows cannot be used; lists them.
-    """
+    """Runs every check that a run performs before it loads weights, and lists what could not be checked."""
     options.find(arguments)
     task_type = load_task_type(arguments.recipe)
     all_rows = not (arguments.settings_only or arguments.elsewhere)
@@ -155,11 +146,7 @@ def run_validate(arguments: argparse.Namespace) -> None:
 
 
 def _check_rows(cfg: Config, task: Task) -> None:
-    """Reads and checks all rows, and says what was found.
-
-    Raises:
-        DataError: if rows cannot be used, and lists them, or if there is no room for the copies of `data.stage_to`.
-    """
+    """Reads and checks all rows, and reports their numbers and warnings."""
     import datasets
 
     from toolkit.base.console import quiet_libraries, say
@@ -168,7 +155,7 @@ def _check_rows(cfg: Config, task: Task) -> None:
     from toolkit.data.staging import stage_problem
 
     if cfg.data.dataset_name is not None and not datasets.config.HF_HUB_OFFLINE:
-        return  # nothing is downloaded here, which the checks have said
+        return  # nothing is downloaded here, as the checks have reported
     with quiet_libraries():
         if cfg.data.stage_to is not None and (problem := stage_problem(cfg.data, task)):
             raise DataError(problem)
@@ -187,10 +174,6 @@ def run_explain(arguments: argparse.Namespace) -> None:
     """Prints every setting with its value and source: default, file, override or launcher.
 
     Without a configuration, it prints every setting with its type, default and meaning.
-
-    Raises:
-        ConfigError: if a setting is invalid.
-        InputError: if there is no such recipe.
     """
     if arguments.config is None:
         print(help_text(load_task_type(arguments.recipe).Options, arguments.recipe))
@@ -205,11 +188,7 @@ def add_schema(parser: argparse.ArgumentParser) -> None:
 
 
 def run_schema(arguments: argparse.Namespace) -> None:
-    """Prints the JSON Schema of the recipe's YAML.
-
-    Raises:
-        InputError: if the recipe cannot be loaded.
-    """
+    """Prints the JSON Schema of the recipe's YAML."""
     print(json.dumps(schema(load_task_type(arguments.recipe).Options), indent=2))
 
 
@@ -256,12 +235,7 @@ def add_slurm(parser: argparse.ArgumentParser) -> None:
 
 
 def run_slurm(arguments: argparse.Namespace) -> None:
-    """Writes the job script, after checking the settings as far as is possible on another machine.
-
-    Raises:
-        ConfigError: if settings are invalid.
-        InputError: if arguments are invalid.
-    """
+    """Writes the job script, after checking the settings as far as is possible on another machine."""
     from toolkit.base.files import written_whole
     from toolkit.lab.slurm import script
 
@@ -304,11 +278,7 @@ def _job(arguments: argparse.Namespace) -> Job:
 
 
 def _checked(arguments: argparse.Namespace) -> tuple[int, int, int]:
-    """Returns the processes on each machine, the time limit and the lead in seconds.
-
-    Raises:
-        InputError: if arguments are invalid or exclude each other; names all.
-    """
+    """Returns the processes on each machine, the time limit and the lead in seconds; raises all problems at once."""
     from toolkit.base.errors import InputError, problems_of
     from toolkit.lab.slurm import lead_of, seconds_of
 
@@ -341,11 +311,7 @@ def _checked(arguments: argparse.Namespace) -> tuple[int, int, int]:
 
 
 def _words(arguments: argparse.Namespace, recipe: str, config: str, per_node: int) -> tuple[Any, list[str]]:
-    """Returns the command to run, and its arguments, which the command itself must accept.
-
-    Raises:
-        InputError: if it does not.
-    """
+    """Returns the command to run, and its arguments, parsed by the command itself."""
     if arguments.compare is None and arguments.search is None:
         return "train", [recipe, "--config", config, *arguments.overrides]
     name = "search" if arguments.compare is None else "compare"

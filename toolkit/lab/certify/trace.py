@@ -103,15 +103,9 @@ def window(folder: Path, training: str, processes: int, index: int) -> list[int]
 def first_difference(
     one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], names: Mapping[str, str]
 ) -> str | None:
-    """Finds the first difference between two traces.
+    """Returns a sentence about the first step in which two traces differ, or None.
 
-    Args:
-        one: steps of one trace.
-        other: steps of the other trace.
-        names: the values to compare, causes before effects, and the likely reason for a difference in each.
-
-    Returns:
-        A sentence about the first step that differs, or None.
+    `names` are the values to compare, causes before effects, with the likely reason for a difference in each.
     """
     for left, right in zip(one, other, strict=False):
         for name, points_to in names.items():

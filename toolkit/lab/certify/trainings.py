@@ -163,15 +163,7 @@ class Training:
 
 
 def refuse_wrong_trainings(trainings: Sequence[Training], experiment: Experiment) -> None:
-    """Refuses trainings that cannot run, before the first one starts.
-
-    Args:
-        trainings: the trainings; those that start from the model of another one are checked when they run.
-        experiment: their shared settings.
-
-    Raises:
-        ConfigError: if there are problems; lists all of them.
-    """
+    """Raises ConfigError with all problems of the trainings, except those that start from the model of another one."""
     task_type = load_task_type(experiment.recipe)
     environ = {**inherited_environment(), **ON_CPU}
 

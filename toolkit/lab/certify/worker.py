@@ -112,13 +112,7 @@ def train(job: Mapping[str, Any]) -> None:
 
 
 def _changes(cfg: Config, no_dropout: bool, max_layers: int | None) -> dict[str, float]:
-    """Returns the fields of the model's configuration to change, with their new values.
-
-    Args:
-        cfg: the settings.
-        no_dropout: whether fields that make the model draw random numbers become zero.
-        max_layers: maximum number of layers, or None.
-    """
+    """Returns the fields of the model's configuration that remove random numbers and layers, with their new values."""
     from toolkit.config.paths import source_of
     from toolkit.models.load import load_model_config
 

@@ -32,15 +32,9 @@ TITLES = {
 def draw(
     variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: Mapping[str, Any]
 ) -> dict[str, Drawing]:
-    """Draws all charts.
+    """Draws all charts, by the names in `TITLES`, of variants that have `figures`, with their numbers as labels.
 
-    Args:
-        variants: variants that have `figures`.
-        numbers: their numbers, as labels.
-        metric: `name` and `greater_is_better` of the metric, or empty.
-
-    Returns:
-        Drawings by the names in `TITLES`.
+    The metric has its `name` and whether `greater_is_better`, or is empty.
     """
     name, greater = metric.get("name"), bool(metric.get("greater_is_better"))
     return {
@@ -53,14 +47,7 @@ def draw(
 def trade_off(
     variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: str | None, greater: bool
 ) -> Drawing:
-    """Draws peak memory against step time; a dashed line shows the Pareto front.
-
-    Args:
-        variants: variants that have `figures`.
-        numbers: their numbers, as labels.
-        metric: name of the figure that gives the colour, or None.
-        greater: whether a greater metric is better.
-    """
+    """Draws peak memory against step time; the metric gives the colour, a dashed line shows the Pareto front."""
     names = ("step_seconds", "train_peak")
     figures = [[variant["figures"][name] for name in names] for variant in variants]
     ends = [[value for figure in pair for value in _interval(figure)] for pair in zip(*figures, strict=True)]

@@ -93,9 +93,7 @@ class Repeat:
 def repeats_of(comparison: Comparison, failures: bool = False) -> list[Repeat]:
     """Returns all runs in the order in which they run; those that an earlier comparison finished are `kept`.
 
-    Args:
-        comparison: the comparison.
-        failures: whether runs that have failed are `failed`; otherwise they are `waiting`, to be tried again.
+    Runs that have failed are `failed` or, without `failures`, `waiting`: they are tried again.
     """
     repeats = [Repeat(variant, seed) for seed in comparison.seeds for variant in comparison.checked.variants]
     for repeat in repeats:
@@ -148,9 +146,9 @@ def _load_finished(comparison: Comparison, repeat: Repeat, failures: bool) -> No
 
 
 def best_run(repeats: Sequence[Repeat], metric: Score) -> Repeat | None:
-    """Returns the best run of the best variant: the one whose mean is best, among those with the most finished runs.
+    """Returns the best run of the variant with the best mean among those with the most finished runs; None if none has.
 
-    Equal ones are taken in order, so the baseline wins a tie. None if no run has the metric.
+    The first of equal variants wins, so the baseline wins a tie.
     """
     scores: dict[str, list[tuple[float, Repeat]]] = {}
     sign = 1 if metric.greater_is_better else -1
@@ -179,20 +177,14 @@ def keep_best(comparison: Comparison, repeats: Sequence[Repeat]) -> Repeat | Non
 
 
 def run_repeats(comparison: Comparison, repeats: Sequence[Repeat], changed: Callable[[], None]) -> None:
-    """Runs everything that is waiting.
-
-    Args:
-        comparison: the comparison.
-        repeats: all runs; their states are updated.
-        changed: called after each change of a state.
-    """
+    """Runs everything that is waiting, updates the states of `repeats`, and calls `changed` after each update."""
     failed: dict[str, str] = {}
     succeeded = {repeat.variant.name for repeat in repeats if repeat.state == "kept"}
     for repeat in repeats:
         name = repeat.variant.name
         if repeat.state != "waiting":
             continue
-        if name in failed and name not in succeeded:  # it would most likely fail with other seeds too
+        if name in failed and name not in succeeded:  # other seeds would most likely fail too
             repeat.state, repeat.reason = "failed", failed[name]
             note_failure(folder_of(comparison, repeat), failed[name])
         else:
@@ -229,10 +221,7 @@ MAX_SEEDS = 4
 def run_and_show(comparison: Comparison, repeats: Sequence[Repeat], load: float | None) -> None:
     """Runs what is waiting and shows its progress: as a live table on a terminal, otherwise as a line per run.
 
-    Args:
-        comparison: the comparison.
-        repeats: all runs.
-        load: load average of the machine before the first run; None if nothing is waiting.
+    The load average before the first run is None if nothing is waiting.
     """
     console = rich_console()
     if warning := busy_at_start(load, os.cpu_count() or 1):
@@ -333,11 +322,9 @@ def count_positions(batch: Batch) -> tuple[int, int]:
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains, and returns the measurements.
+    """Trains the job of `toolkit.lab.jobs.training.trained`, and returns the measurements.
 
-    Args:
-        job: as for `toolkit.lab.jobs.training.trained`, with `draws`, the number of bootstrap sets for the intervals of
-            metrics.
+    Its `draws` is the number of bootstrap sets for the intervals of metrics.
     """
     meter = Meter()
     with trained(job, meter) as (run, result):

@@ -137,9 +137,7 @@ def _extremes(values: Sequence[float]) -> Figure:
 def _drawn(runs: Sequence[Mapping[str, np.ndarray]], statistic: Callable[[Mapping[str, np.ndarray]], float]) -> Figure:
     """Returns the median over runs of a statistic of their steps; its interval is bootstrapped over runs and steps.
 
-    Steps of a single run say nothing about other runs, so it has no interval.
-
-    `scipy.stats.bootstrap` draws on one level only; without drawing runs, the interval would be too narrow.
+    A single run has no interval. `scipy.stats.bootstrap` draws on one level only: its interval would be too narrow.
     """
     value = statistics.median(statistic(run) for run in runs)
     if len(runs) == 1:
@@ -220,11 +218,9 @@ class Metric:
 
 
 def metrics_of(runs: Runs, baseline: Runs | None) -> dict[str, Metric]:
-    """Returns the metrics of a variant by name; those that are not finite in a run are omitted.
+    """Returns the metrics of a variant by name, without those that are not finite in a run.
 
-    Args:
-        runs: its runs.
-        baseline: the runs of the baseline; None for the baseline itself, or if it did not run.
+    They are compared with the runs of the baseline, which is None for the baseline itself, or if it did not run.
     """
     found = {}
     for name in next(iter(runs.values()))["metrics"]:
@@ -245,19 +241,11 @@ def metrics_of(runs: Runs, baseline: Runs | None) -> dict[str, Metric]:
 
 
 def difference(runs: Runs, baseline: Runs, name: str) -> Difference | None:
-    """Compares a metric of two variants, seed by seed.
+    """Compares a metric of two variants, seed by seed; None if no seed has a value of both.
 
     The interval is that of a paired t test whose variance has a second part: that of the evaluated rows, from bootstrap
     draws that are the same rows for both. Degrees of freedom are those of Welch and Satterthwaite. A metric without
     draws (the loss) has the first part only.
-
-    Args:
-        runs: the runs of one variant.
-        baseline: the runs of the other.
-        name: name of the metric.
-
-    Returns:
-        The difference; None if no seed has a value of both.
     """
     pairs = [
         (run, baseline[seed])
@@ -315,14 +303,7 @@ TIME_LIMIT_SECONDS = 60.0
 
 
 class _Drawn:
-    """Drawn feature rows with the column access of a dataset; each column of the dataset is read only once.
-
-    Args:
-        features: the dataset.
-        order: indices of the drawn rows in it.
-        examples: replacement for the column `example`, or None to keep it.
-        fetched: cache of the columns that were read.
-    """
+    """Drawn rows of a dataset (`order`), with its column access; `fetched` caches the columns that were read."""
 
     def __init__(
         self, features: Dataset, order: np.ndarray, examples: list[int] | None, fetched: dict[str, list[Any]]
@@ -342,15 +323,10 @@ class _Drawn:
 
 
 def resampled(task: Task, predictions: Predictions, data: EvalData, count: int) -> list[dict[str, float]]:
-    """Returns the task's metrics, by name without prefix, of sets drawn with replacement from an evaluation set.
+    """Returns the task's metrics, by name without prefix, of `count` sets drawn with replacement from evaluation data.
 
-    Blocks are drawn if the task regroups rows, otherwise examples with all their feature rows.
-
-    Args:
-        task: computes the metrics.
-        predictions: predictions for all feature rows.
-        data: the evaluation set.
-        count: number of sets; fewer are drawn after `TIME_LIMIT_SECONDS`.
+    Blocks are drawn if the task regroups rows, otherwise examples with all their feature rows. Fewer sets are drawn
+    after `TIME_LIMIT_SECONDS`.
     """
     regroups = task.has("regroup")
     records = [] if regroups else list(task.decode(predictions, data))

@@ -134,14 +134,9 @@ QUESTIONS: dict[str, Question] = {
 
 
 def read_switch(text: str, configured: Mapping[str, str]) -> list[Settings]:
-    """Parses a switch such as `key=a,b+other.key=c`.
+    """Returns the settings of each value of a switch such as `key=a,b+other.key=c`, the baseline's first.
 
-    Args:
-        text: the argument of `--switch`.
-        configured: the configured values as text; the baseline of a switch with only one value.
-
-    Returns:
-        The settings of each value; the first is the baseline's.
+    The `configured` values, as text, are the baseline of a switch with a single value.
 
     Raises:
         InputError: if the text is not a switch, has a value twice, or changes a key that the comparison sets.
@@ -227,13 +222,7 @@ def combine(switches: Sequence[Sequence[Settings]], mode: str) -> list[Variant]:
 
 
 def of_question(question: Question, cfg: Config, processes: int) -> list[Variant]:
-    """Returns the variants of a predefined comparison.
-
-    Args:
-        question: the comparison.
-        cfg: the configured settings.
-        processes: number of processes.
-    """
+    """Returns the variants of a predefined comparison of a configuration on a number of processes."""
     if question.variants:
         return [Variant(named(settings), settings) for settings in question.variants]
     base = plain_settings(cfg)
@@ -262,11 +251,7 @@ class Checked:
     planned: Mapping[str, Config] = field(default_factory=dict)
 
     def refuse(self) -> None:
-        """Raises the problems of all variants; a problem of several variants is listed once.
-
-        Raises:
-            ConfigError: if a variant cannot run; names the variants.
-        """
+        """Raises ConfigError with the problems of all variants; a problem of several variants is listed once."""
         problems: dict[str, list[str]] = {}
         for name, messages in self.refused.items():
             for message in messages:
@@ -290,7 +275,7 @@ def check_variants(
 ) -> Checked:
     """Loads the configuration of every variant, and checks it as far as possible without running it.
 
-    If a variant changes the rows at once but not the accumulation, its accumulation is set such that a step has as many
+    A variant that changes the batch size but not the accumulation gets the accumulation with which a step has as many
     rows as the baseline's.
 
     Args:
@@ -299,8 +284,7 @@ def check_variants(
         overrides: overrides for all variants.
         variants: the variants, the baseline first.
         launch: how processes are started.
-        keep_window: whether variants that change the accumulation keep the baseline's rows per step, too, with another
-            batch size.
+        keep_window: whether variants that change the accumulation get the batch size that keeps the rows of a step.
     """
     from toolkit.checks.run import refuse_wrong_launch
 
@@ -334,11 +318,7 @@ def check_variants(
 def _fitted(
     variant: Variant, load: Callable[[Variant], Config], baseline: Config | None, processes: int, keep_window: bool
 ) -> tuple[Variant, Config]:
-    """Returns a variant with the settings that keep the baseline's rows per step, and its configuration.
-
-    Raises:
-        ConfigError: if that is not possible, or its configuration is invalid.
-    """
+    """Returns a variant with the settings that keep the baseline's rows per step, and its configuration."""
     if variant.technique is not None:
         variant = _divided(variant, baseline, processes)
         return variant, load(variant)
@@ -353,11 +333,7 @@ def _fitted(
 
 
 def _divided(variant: Variant, baseline: Config | None, processes: int) -> Variant:
-    """Returns the variant of a technique such that its steps have as many rows as the baseline's.
-
-    Raises:
-        ConfigError: if that is not possible, or the technique is not supported.
-    """
+    """Returns the variant of a supported technique such that its steps have as many rows as the baseline's."""
     technique = variant.technique
     assert technique is not None
     if technique.refused:
@@ -380,9 +356,6 @@ def _kept_window(cfg: Config, variant: Variant, rows: int, processes: int, keep_
     """Returns the setting that gives a step `rows` rows: the accumulation or, if the variant sets that, the batch size.
 
     Empty if a step has them, or if the variant sets the accumulation and `keep_window` is false.
-
-    Raises:
-        ConfigError: if that is not possible.
     """
     received = step_rows(cfg, processes)
     if received == rows or (ACCUMULATION in variant.settings and not keep_window):

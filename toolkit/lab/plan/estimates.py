@@ -57,13 +57,7 @@ class Estimate:
 
 
 def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
-    """Estimates what a configuration costs each of several processes.
-
-    Args:
-        f: memory of a step with its micro-batch on a single device.
-        cfg: a configuration that can be trained by these processes.
-        processes: number of processes.
-    """
+    """Estimates the costs of a configuration for each of several processes, from its footprint on a single device."""
     mesh, parallel, window = Mesh.of(cfg.parallel, processes), cfg.parallel, num_micro_batches(cfg.train, f.rows)
     replica = max(_stages(f, mesh, parallel.schedule)) / f.parameters  # share of the weights, gathered if they are
     own = (replica + (mesh.fsdp - 1) * f.single_rows / f.parameters) / mesh.fsdp
@@ -254,11 +248,7 @@ class Planner:
         return found, refused
 
     def estimate(self, technique: Technique) -> tuple[list[str], Estimate]:
-        """Returns the overrides and the costs of a strategy.
-
-        Raises:
-            ConfigError: if the model or a setting does not allow it.
-        """
+        """Returns the overrides and costs of a strategy; raises ConfigError if the model or a setting rules it out."""
         settings = plain_settings(self.cfg) | dict(technique.settings)
         settings |= window_settings(self.cfg, technique, self.rows)
         overrides = [f"{key}={value}" for key, value in settings.items()]
@@ -313,13 +303,7 @@ class Splits:
 
 
 def fitting_splits(planner: Planner, capacity: int, peak: Callable[[Estimate], int]) -> Splits:
-    """Finds the splits that fit.
-
-    Args:
-        planner: the configuration and the number of processes.
-        capacity: memory of each device in bytes.
-        peak: returns the bytes that an estimate needs on these devices.
-    """
+    """Finds the splits that fit devices of `capacity` bytes; `peak` returns the bytes that an estimate needs there."""
     found = [
         Strategy(_shown(overrides), peak(costs), costs.sent, costs.speed, "", "", overrides)
         for overrides, costs in planner.splits()

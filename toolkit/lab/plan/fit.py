@@ -28,12 +28,7 @@ takes a third more time, 8-bit Adam and Adafactor are different optimizers, and 
 
 @dataclass(frozen=True)
 class Fit:
-    """Overrides and the memory that a step needs with them.
-
-    Args:
-        overrides: overrides to add to the command line.
-        footprint: predicted memory.
-    """
+    """Overrides to add to the command line, and the memory that a step then needs."""
 
     overrides: tuple[str, ...]
     footprint: Footprint

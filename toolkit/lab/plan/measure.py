@@ -105,12 +105,7 @@ def fitted(small: tuple[int, Costs], large: tuple[int, Costs]) -> Correction:
 def measured(recipe: str, config: str, overrides: Sequence[str], rows: int, max_tokens: int | None = None) -> Measured:
     """Trains a few steps of `rows` rows in a separate process.
 
-    Args:
-        recipe: the recipe's file.
-        config: the YAML file.
-        overrides: further settings.
-        rows: rows of a step.
-        max_tokens: token budget of its micro-batches, or None for steps of one micro-batch.
+    A step is one micro-batch, unless the micro-batches have a token budget, `max_tokens`.
 
     Raises:
         RunError: if training fails, with the reason or the end of the output.
@@ -148,10 +143,7 @@ def _read(found: Mapping[str, Any]) -> Measured:
 
 
 def calibrate(recipe: str, config: str, overrides: Sequence[str], rows: int) -> tuple[Correction, list[Measured]]:
-    """Measures runs with `rows` rows per micro-batch and with a quarter of them.
-
-    Returns:
-        The correction, and the measurements, the largest micro-batch last.
+    """Measures runs with a quarter of `rows` rows per micro-batch and with all, and fits the correction.
 
     Raises:
         RunError: if training fails.
@@ -212,10 +204,10 @@ class Watch(Callback):
         self._steps.append((sizes, record["seconds"]))
 
     def seconds(self, unpadded: bool) -> float | None:
-        """Returns the seconds of the largest micro-batch's step, or None if there was only one step.
+        """Returns the least seconds of a step with the largest micro-batch, or None if there was only one step.
 
         The first step is skipped, as it includes start-up. Times of smaller steps are scaled up to the largest
-        micro-batch. The minimum is used, since other processes may slow down single steps.
+        micro-batch.
         """
         largest = _size(self.largest[unpadded], unpadded)
         return min((seconds * largest / sizes[unpadded] for sizes, seconds in self._steps[1:]), default=None)
@@ -229,13 +221,9 @@ def _size(batch: Batch, unpadded: bool) -> int:
 
 
 def measure_steps(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains, and returns the measurements with the prediction for the same rows.
+    """Trains the job of `toolkit.lab.jobs.training.trained`, and returns the measurements beside the prediction.
 
-    Args:
-        job: as for `toolkit.lab.jobs.training.trained`.
-
-    Returns:
-        `memory` (measured bytes), `footprint` (predicted), `seconds` of a step or None, and `device`, its type.
+    They are `memory` (bytes), `footprint` (predicted for the same rows), `seconds` of a step or None, and `device`.
     """
     watch = Watch()
     with trained(job, watch) as (run, result):
@@ -258,14 +246,7 @@ TIMEOUT_SECONDS = 120.0
 
 
 def measure_bandwidth(job: Mapping[str, Any]) -> float:
-    """Times all-reduces of a bucket of gradients in this process group.
-
-    Args:
-        job: not used; every function in `toolkit.lab.worker.WORK` takes one argument.
-
-    Returns:
-        Bytes per second that one process sends.
-    """
+    """Returns the bytes per second that one process sends in all-reduces of a bucket of gradients; `job` is unused."""
     import torch
     from torch import distributed
 
@@ -281,7 +262,7 @@ def measure_bandwidth(job: Mapping[str, Any]) -> float:
 
 
 def measured_bandwidth() -> float:
-    """Starts two processes on this machine and returns the result of `measure`, in bytes per second.
+    """Returns the result of `measure_bandwidth` for two processes on this machine.
 
     Raises:
         RunError: if the processes cannot reach each other.

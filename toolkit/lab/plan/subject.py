@@ -27,13 +27,9 @@ MAX_ROWS = 512
 
 
 def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = False) -> Subject:
-    """Reads some rows and builds a micro-batch of the longest, extended to the maximum length.
+    """Reads some rows and builds a micro-batch of the longest, extended to the maximum length or to `length`.
 
-    Args:
-        cfg: resolved configuration.
-        task: the recipe's task.
-        length: length of inputs in tokens or samples, instead of the maximum that the options allow.
-        gpu: whether to plan for a GPU, even if this machine has none.
+    With `gpu`, the plan is for a GPU even if this machine has none.
 
     Raises:
         ToolkitError: if a run could not use the rows or the model, or `length` is invalid.

@@ -238,12 +238,7 @@ class Loading:
 
 
 def time_loading(run: Run, windows: int) -> Loading:
-    """Loads the first windows of the run twice in this process: once timed, once with each call recorded.
-
-    Args:
-        run: a run whose training is over.
-        windows: their number.
-    """
+    """Loads the first windows of a finished run twice in this process: once timed, once with each call recorded."""
     made = Windows(*training_batches(run, workers=0))
     begun = time.perf_counter()
     count = sum(1 for _ in islice(made, windows))
@@ -257,12 +252,9 @@ def time_loading(run: Run, windows: int) -> Loading:
 
 
 def slowest(profiler: cProfile.Profile, seconds: float, windows: int) -> Loading:
-    """Returns which function took most of the time that a profiler has recorded.
+    """Returns the function with most of the time that a profiler has recorded in a number of windows.
 
-    Args:
-        profiler: the profiler, which slows down Python's own code.
-        seconds: seconds of a window without it, which no function can exceed.
-        windows: the windows that it has recorded.
+    A profiler slows down Python's own code: no function can exceed the `seconds` of a window without it.
     """
     stats: dict[Place, Any] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
     spent: dict[Place, float] = {}
@@ -342,15 +334,14 @@ MOST_OPERATIONS = 15
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains, and measures some of the steps.
+    """Trains the job of `toolkit.lab.jobs.training.trained`, and measures some of the steps.
 
     Args:
-        job: as for `toolkit.lab.jobs.training.trained`, and `skipped` and `steps` (see `Stages`), and `trace`, the file
-            for the trace of the first rank.
+        job: with `skipped` and `steps` (see `Stages`), and `trace`, the file for the trace of the first rank.
 
     Returns:
-        `ranks`: what each process measured of its steps (`_of_rank`); `trace`: what the trace of the first one says,
-        per step; `loading`, `attention`, `memory` and `machine` of the first one.
+        `ranks`: the measurements of each process (`_of_rank`); `trace`: the first one's trace, per step; `loading`,
+        `attention`, `memory` and `machine` of the first one.
     """
     stages = Stages(job["skipped"], job["steps"])
 

@@ -21,13 +21,7 @@ NAME = 46
 
 
 def values(rows: Sequence[Mapping[str, Any]], metric: str, greater: bool) -> Drawing:
-    """Draws the value of each trial, and the best one so far as a line.
-
-    Args:
-        rows: trials with a value, in order.
-        metric: name of the value.
-        greater: whether a greater value is better.
-    """
+    """Draws the value of each trial, and the best one so far as a line."""
     found = [(row["number"], row["value"]) for row in rows if row["value"] is not None]
     numbers, scores = np.array([n for n, _ in found], dtype=float), np.array([v for _, v in found], dtype=float)
     ended = [(n, v) for row, (n, v) in zip([r for r in rows if r["value"] is not None], found, strict=True)
@@ -52,14 +46,7 @@ def values(rows: Sequence[Mapping[str, Any]], metric: str, greater: bool) -> Dra
 def coordinates(
     rows: Sequence[Mapping[str, Any]], space: Mapping[str, Mapping[str, Any]], metric: str, greater: bool
 ) -> Drawing:
-    """Draws each trial as a line through its settings, with the colour of its value.
-
-    Args:
-        rows: trials with a value.
-        space: the dimensions as JSON values, by key.
-        metric: name of the value.
-        greater: whether a greater value is better.
-    """
+    """Draws each trial that has a value as a line through its settings, with the colour of its value."""
     rows = sorted(rows, key=lambda row: row["value"] if greater else -row["value"])  # the best lines are on top
     shades, legend = colours([row["value"] for row in rows], metric, greater)
     top, bottom = 28 + 2 * ROW, 28 + 2 * ROW + PLOT_HEIGHT
@@ -119,13 +106,7 @@ def _end(dimension: Mapping[str, Any], end: str) -> str:
 
 
 def curves(rows: Sequence[Mapping[str, Any]], best: int | None, metric: str) -> Drawing:
-    """Draws the evaluations of the trials; the best trial has a thick line.
-
-    Args:
-        rows: trials with several evaluations.
-        best: number of the best trial, or None.
-        metric: name of the value.
-    """
+    """Draws the evaluations of trials that have several; the best trial has a thick line."""
     lines: dict[int, Line] = {
         row["number"]: (list(range(1, len(row["evaluations"]) + 1)), [value for _, value in row["evaluations"]])
         for row in rows

@@ -1,4 +1,4 @@
-"""Trains one trial of a search, and says how it ended; called in separate processes."""
+"""Trains one trial of a search in a separate process, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -37,19 +37,15 @@ PART = 10
 
 
 class _Pruned(Exception):  # noqa: N818 - not an error
-    """The trial is not worth going on; raised on every rank."""
+    """The pruner ends the trial; raised on every rank."""
 
 
 class _Reached(Exception):  # noqa: N818 - not an error
-    """The checkpoint is that of the end of the segment already; raised on every rank."""
+    """The checkpoint is already that of the end of the segment; raised on every rank."""
 
 
 class Watcher(Callback):
-    """Reports the evaluations of a trial to its study, and ends it when the pruner, the clock or the segment says so.
-
-    Args:
-        job: the job of `train`.
-    """
+    """Reports the evaluations of a trial to its study, and ends it for the pruner, the deadline or the segment."""
 
     run: Run
     """The run, set before its first step."""
@@ -63,17 +59,17 @@ class Watcher(Callback):
         self._end = math.inf
 
     def begin(self, run: Run) -> Run:
-        """Takes the test rows away from a run, which no trial may see, and returns it.
+        """Returns a run without its test rows, which no trial may see.
 
         Raises:
             ConfigError: if there are no validation rows.
-            _Reached: if the run was stopped at the end of its segment, and that is known now only.
+            _Reached: if the run turns out to be at the end of its segment.
         """
         evals = {name: rows for name, rows in run.data.evals.items() if name != "test"}
         if "validation" not in evals:
             raise ConfigError(["data.validation_file: a search compares trials on validation rows, and there are none"])
         self.run = replace(run, data=replace(run.data, evals=evals))
-        # What a run that goes back to a checkpoint evaluates again counts once.
+        # After a return to a checkpoint, repeated evaluations count once.
         self.values = [each for each in self.values if run.resume is not None and each[0] <= run.resume.step]
         order = training_order(run.data.train, run.cfg, run.mesh)
         self.milestones = Milestones.of(run.cfg, order.windows_per_epoch)
@@ -130,15 +126,15 @@ class Watcher(Callback):
 
 
 def train(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains a trial, or goes on with it.
+    """Trains or resumes a trial.
 
     Args:
-        job: as for `toolkit.lab.jobs.training.trained`, with `metric`: the name of the one that decides; and optionally
+        job: as for `toolkit.lab.jobs.training.trained`, with the name of the deciding `metric`; and optionally
             `study` (`folder`, `name`, `method` and `trial_id`), `deadline` (as `time.time`), and `segment`: the number
             of the evaluation after which to stop.
 
     Returns:
-        `state`: `finished`, `pruned`, `diverged`, `infeasible`, `stopped` (it can go on) or `segment`; `reason`;
+        `state`: `finished`, `pruned`, `diverged`, `infeasible`, `stopped` (resumable) or `segment`; `reason`;
         `value`; `evaluations`: step and value of each one of this process; and further JSON values.
     """
     watcher = Watcher(job)
@@ -163,12 +159,12 @@ def train(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_value(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what replaces the last evaluation of a trial that then became non-finite."""
+    """Returns the value that replaces the last evaluation of a diverged trial."""
     return {"value": None} if found["state"] == "diverged" else {}
 
 
 def _finished(run: Run, result: FitResult, metric: str) -> dict[str, Any]:
-    """Returns how a trial that came to its end did."""
+    """Returns the result of a trial that finished."""
     figures = {name: value for name, value in summary_figures(run, result).items() if isinstance(value, int | float)}
     history = read_metrics(RunFolder(run.output_dir).metrics)
     rise = risen([line["loss"] for line in history if line.get("loss") is not None])
@@ -181,7 +177,7 @@ def _finished(run: Run, result: FitResult, metric: str) -> dict[str, Any]:
 
 
 def risen(losses: Sequence[float]) -> str | None:
-    """Returns how the training loss rose, if it ended above what it began with."""
+    """Returns how the training loss rose, if it ended above its start."""
     if len(losses) < 2:
         return None
     count = max(1, len(losses) // PART)
@@ -190,7 +186,7 @@ def risen(losses: Sequence[float]) -> str | None:
 
 
 def score(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Evaluates a trial that is over, on the test rows too if there are any; writes its model if `keep_model`.
+    """Evaluates a finished trial, also on the test rows if there are any; writes its model if `keep_model`.
 
     Args:
         job: as for `toolkit.lab.jobs.training.trained`, with `metric` and `draws`: the number of bootstrap sets.
