@@ -221,7 +221,7 @@ def print_table(table: Table) -> None:
     rows = [[shown(value) for value in row] for row in table.rows]
     for place, (name, numeric) in enumerate(zip(table.header, table.numeric, strict=True)):
         wide = max((len(line) for row in rows for line in row[place].splitlines()), default=0)
-        title = fill(name, max(wide, 1), break_long_words=False, break_on_hyphens=False) if numeric else name
+        title = fill(name, max(wide, 10), break_long_words=False, break_on_hyphens=False) if numeric else name
         drawn.add_column(Plain(title), justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
     for row in rows:
         drawn.add_row(*map(Plain, row))
