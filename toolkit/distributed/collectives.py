@@ -68,22 +68,7 @@ def on_every(accelerator: Accelerator, function: Callable[..., T], *args: Any) -
     Raises:
         ToolkitError: the error of the first process that had one.
     """
-    result: Any = None
-    errors: list[ToolkitError | None] = [None]
-    try:
-        with task_for_all():
-            result = function(*args)
-    except ToolkitError as failure:
-        errors = [failure]
-    if accelerator.num_processes > 1:
-        from accelerate.utils import gather_object
-
-        errors = gather_object(errors)
-    for error in errors:
-        if error is not None:
-            error.shared = accelerator.num_processes > 1
-            raise error
-    return result
+    return Peers(accelerator.process_index, accelerator.num_processes).on_every(function, *args)
 
 
 def collective_seconds(train: TrainConfig) -> float:
@@ -113,12 +98,12 @@ def data_sum(accelerator: Accelerator, mesh: Mesh, *values: float) -> list[float
     return all_sum(accelerator, *(values if mesh.counts else [0.0] * len(values)))
 
 
-def objects_of_all(own: T) -> list[T]:
-    """Returns the picklable objects of all processes, by rank, on every process."""
+def objects_of_all(own: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Returns the picklable objects of all processes of a group, by default of all, by rank, on every process."""
     if not dist.is_initialized():
         return [own]
-    found: list[T] = [own] * dist.get_world_size()
-    dist.all_gather_object(found, own)
+    found: list[T] = [own] * dist.get_world_size(group)
+    dist.all_gather_object(found, own, group)
     return found
 
 
@@ -129,7 +114,7 @@ class Peers:
     Args:
         rank: number of this process; the first one is the main process.
         size: number of processes.
-        group: their group; None for a single process.
+        group: their group; None for that of all processes, if there are several.
     """
 
     rank: int = 0
@@ -138,11 +123,7 @@ class Peers:
 
     def objects(self, own: T) -> list[T]:
         """Returns the picklable objects of all processes, by rank."""
-        if self.group is None:
-            return [own]
-        found: list[T] = [own] * self.size
-        dist.all_gather_object(found, own, self.group)
-        return found
+        return [own] if self.size == 1 else objects_of_all(own, self.group)
 
     def on_every(self, function: Callable[..., T], *args: Any) -> T:
         """Runs a function on every process and returns its own result.
