@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -80,12 +80,7 @@ class _Stored:
 
 
 class Compressed(saved_tensors_hooks):
-    """Stores what the backward pass needs with fewer bits; parameters, whole numbers and single numbers stay.
-
-    Args:
-        kind: a key of `KINDS`.
-        resident: the parameters' storages (`_cdata`).
-    """
+    """Stores tensors for the backward pass in fewer bits, except whole numbers and parameters (storages `resident`)."""
 
     def __init__(self, kind: str, resident: set[int]) -> None:
         store, restore = KINDS[kind]
@@ -127,10 +122,10 @@ def spare_activations(model: PreTrainedModel, train: TrainConfig, contexts: Cont
     Args:
         model: the model.
         train: the settings.
-        contexts: the contexts of what is recomputed, or None.
+        contexts: the contexts of recomputed parts, or None.
 
     Raises:
-        ConfigError: if the model does not support the setting.
+        ConfigError: if the model does not support a setting.
     """
     if train.activation_checkpointing != "none":
         _checkpoint(model, train.activation_checkpointing, contexts)
@@ -220,22 +215,26 @@ def offload_activations(model: nn.Module) -> None:
 
 
 def store_activations(model: nn.Module, hooks: Callable[[set[int]], saved_tensors_hooks]) -> None:
-    """Changes how the tensors saved for the backward pass are stored, in every training pass of a model.
+    """Stores a model's tensors for the backward pass by `hooks(storages of its parameters)`, which stay as they are."""
 
-    Args:
-        model: the model.
-        hooks: returns the hooks, given the storages of the parameters, which stay as they are.
-    """
-    entered: list[ExitStack] = []
+    def context() -> AbstractContextManager[Any]:
+        resident = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+        return hooks(resident) if torch.is_grad_enabled() else nullcontext()
+
+    around_training_passes(model, context)
+
+
+def around_training_passes(model: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Enters a context in each forward pass of a model in training mode."""
+    entered: list[AbstractContextManager[Any]] = []
 
     def before(module: nn.Module, arguments: Any) -> None:
-        entered.append(ExitStack())
-        if module.training and torch.is_grad_enabled():
-            resident = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
-            entered[-1].enter_context(hooks(resident))
+        entered.append(context() if module.training else nullcontext())
+        entered[-1].__enter__()
 
     def after(module: nn.Module, arguments: Any, outputs: Any) -> None:
-        entered.pop().close()
+        if entered:  # else a hook before this one has failed
+            entered.pop().__exit__(None, None, None)
 
     model.register_forward_pre_hook(before)
     model.register_forward_hook(after, always_call=True)

@@ -128,7 +128,7 @@ def _in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
-    """Loads the adapters in a peft folder into their base model; returns a `peft.PeftModel`.
+    """Loads the adapters in a peft folder into their base model, as a `peft.PeftModel`.
 
     Raises:
         InputError: if they name code, which peft would import.
@@ -142,15 +142,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
 
 
 def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, final: Path) -> None:
-    """Writes a peft folder that names its base model.
-
-    Args:
-        adapted: the model with adapters.
-        folder: folder to write to.
-        base: folder of a base model that was trained from scratch; it is moved into the peft folder.
-        name: Hub id or folder of a pretrained base model, None for a new one.
-        final: where the folder will be.
-    """
+    """Writes a peft folder, which will be at `final`; a new base model (without a `name`) moves into it from `base`."""
     if name is None:
         folder.mkdir(parents=True, exist_ok=True)
         base.rename(folder / BASE)

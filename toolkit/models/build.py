@@ -59,7 +59,7 @@ def make_trainable(
     output_dir: Path,
     resolved: Mapping[str, bool | int],
 ) -> PreTrainedModel:
-    """Takes out padding, freezes parameters or adds adapters; sets up dropout, activation memory and compilation.
+    """Removes padding, freezes parameters or adds adapters; sets up dropout, activation memory and compilation.
 
     Args:
         model: the model with its weights.
@@ -67,10 +67,7 @@ def make_trainable(
         auto_model: name of the model's auto class in transformers.
         accelerator: the run's.
         output_dir: folder in which a new base model is saved for its adapters.
-        resolved: what settings of `auto` became, by dotted key.
-
-    Returns:
-        The model to train.
+        resolved: the values chosen for settings that were `auto`, by dotted key.
 
     Raises:
         ConfigError: if a setting does not fit the model.
@@ -108,13 +105,6 @@ def build_for(
     """Builds a run's model; one that is split over processes has its weights on the main process only.
 
     On the other processes it is on the meta device, unless it could not be built there like on the main process.
-
-    Args:
-        mesh: the run's processes.
-        accelerator: the run's Accelerator.
-        cfg: resolved configuration.
-        config: the model's configuration, completed by task and processor.
-        auto_model: name of the auto class.
 
     Raises:
         ConfigError: as for `build_model`; on every process if the model is split.

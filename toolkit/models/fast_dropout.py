@@ -22,21 +22,14 @@ from torch.overrides import TorchFunctionMode
 
 from toolkit.base.shards import is_split
 from toolkit.config.sections import TrainConfig
+from toolkit.models.activations import around_training_passes
 
 STEPS = 1 << 16
 """Rates are multiples of 1 / STEPS."""
 
 
 def kept(like: Tensor, steps: int) -> Tensor:
-    """Draws which elements dropout keeps.
-
-    Args:
-        like: the tensor to drop elements of.
-        steps: the rate in units of 1 / 65536, from 1 to 65535.
-
-    Returns:
-        1 for kept elements and 0 for others, in the tensor's shape, uint8.
-    """
+    """Draws which elements dropout keeps at the rate `steps / 65536`: 1 for kept ones, 0 for others, uint8."""
     size = like.numel()
     words = torch.empty(-(-size // 4), dtype=torch.int64, device=like.device).random_(-(2**63), None)
     draws = words.view(torch.int16)[:size].view(like.shape)
@@ -45,17 +38,7 @@ def kept(like: Tensor, steps: int) -> Tensor:
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Returns what `torch.nn.functional.dropout` does, with faster random numbers.
-
-    Args:
-        input: any shape, floating point.
-        p: the rate, rounded to 1 / 65536.
-        training: whether to drop elements.
-        inplace: whether to change `input`, which PyTorch's own dropout does.
-
-    Returns:
-        The input with elements set to 0 at the rate `p`, and the others divided by `1 - p`.
-    """
+    """Returns what `torch.nn.functional.dropout` does, with faster random numbers and `p` rounded to 1 / 65536."""
     steps = round(p * STEPS)
     if not training or inplace or not 0 < steps < STEPS or is_split(input):
         return functional.dropout(input, p, training, inplace)
@@ -205,32 +188,17 @@ class FastDropout(TorchFunctionMode):
 
 
 def is_chosen(train: TrainConfig, device: torch.device) -> bool:
-    """Returns what `train.fast_dropout` becomes on a device: GPUs draw random numbers fast enough."""
+    """Resolves `train.fast_dropout` for a device: GPUs draw random numbers fast enough."""
     if train.fast_dropout == "auto":
         return device.type == "cpu" and not train.torch_compile
     return train.fast_dropout
 
 
 def use_fast_dropout(model: nn.Module) -> bool:
-    """Uses this dropout in a model's training passes, in modules and where its code calls PyTorch's functions.
-
-    Returns:
-        Whether the model has any dropout. If not, nothing changes: looking at every call takes time.
-    """
+    """Uses this dropout in a model's training passes, unless it has no dropout; returns whether it has."""
     if not has_dropout(model):
         return False
-    entered: list[AbstractContextManager[Any]] = []
-
-    def before(module: nn.Module, arguments: Any) -> None:
-        entered.append(FastDropout() if module.training else nullcontext())
-        entered[-1].__enter__()
-
-    def after(module: nn.Module, arguments: Any, outputs: Any) -> None:
-        if entered:  # else a hook before this one has failed
-            entered.pop().__exit__(None, None, None)
-
-    model.register_forward_pre_hook(before)
-    model.register_forward_hook(after, always_call=True)
+    around_training_passes(model, FastDropout)
     return True
 
 

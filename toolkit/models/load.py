@@ -95,7 +95,7 @@ def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
 
 
 def _refuse_special_files(folder: Path) -> None:
-    """Raises InputError if a folder holds a pipe or a device, for which whoever reads it may wait for ever."""
+    """Rejects a folder with a pipe or a device, because reading it may wait for ever."""
     entries = folder.iterdir() if kind_of(folder) == "folder" else ()
     found = [path.name for path in entries if path.exists() and not (path.is_file() or path.is_dir())]
     if found:
@@ -180,16 +180,13 @@ def build_empty(auto_class: Any, config: PreTrainedConfig, **options: Any) -> Pr
 
 
 def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int) -> PreTrainedModel:
-    """Loads pretrained weights or creates new ones, in float32.
+    """Loads pretrained weights, or creates new ones, in float32.
 
     Args:
         model: the YAML's `model` section.
         config: the model's configuration, completed by task and processor.
         auto_model: name of the auto class, for example `AutoModelForQuestionAnswering`.
         seed: seed of all new weights, the same on all processes.
-
-    Returns:
-        The model, with float32 weights.
 
     Raises:
         ConfigError: if `model.from_config` is invalid, or the model does not support the attention implementation.
@@ -230,11 +227,7 @@ ATTENTION_FLAGS = {"sdpa": "_supports_sdpa", "flex_attention": "_supports_flex_a
 
 
 def attention(model: ModelConfig, config: PreTrainedConfig, auto_class: Any) -> dict[str, str]:
-    """Returns the argument of `from_pretrained` that selects the attention implementation, if one is set.
-
-    Raises:
-        ConfigError: if the model class does not support it.
-    """
+    """Returns the argument of `from_pretrained` that selects the attention; a model without it is a ConfigError."""
     name = model.attn_implementation
     if name is None:
         return {}
@@ -252,7 +245,7 @@ def attention(model: ModelConfig, config: PreTrainedConfig, auto_class: Any) -> 
 
 
 def _refuse_lost_weights(model: PreTrainedModel, info: dict[str, Any], name: str) -> None:
-    """Refuses missing or mismatched weights, except the head's, which is newly initialised for other labels."""
+    """Rejects missing or mismatched weights, except the head's, which is newly initialised for other labels."""
     mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]]
     missing = sorted(info["missing_keys"])
     prefix = f"{model.base_model_prefix}."

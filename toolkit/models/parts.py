@@ -130,11 +130,7 @@ def freeze(model: PreTrainedModel, settings: ModelConfig) -> None:
 
 
 def frozen_parameters(model: PreTrainedModel, settings: ModelConfig) -> set[str]:
-    """Returns the names of the parameters that match `model.freeze`.
-
-    Raises:
-        ConfigError: if a pattern matches nothing.
-    """
+    """Returns the parameters that match `model.freeze` by name; a pattern without any is a ConfigError."""
     words = [settings.freeze] if isinstance(settings.freeze, str) else settings.freeze
     found: set[str] = set()
     patterns = []
@@ -149,7 +145,7 @@ def frozen_parameters(model: PreTrainedModel, settings: ModelConfig) -> set[str]
 
 
 def later_parameters(model: PreTrainedModel, settings: ModelConfig) -> dict[str, set[str]]:
-    """Returns the names of the parameters that are unfrozen later, by the moment in the YAML.
+    """Returns the parameters that are unfrozen later, by the moment in the YAML.
 
     Raises:
         ConfigError: if a pattern matches no frozen parameter.
@@ -210,9 +206,6 @@ def head_at_labels(model: Any) -> None:
     They are then `[1, n, vocabulary]`, in the order of the positions. What a model does with its logits (a bias, a
     factor, a soft cap) is the same for every position. Models whose head is no module of its own, or has inputs that
     are not aligned with the labels, compute all logits.
-
-    Args:
-        model: a model of transformers, with or without adapters.
     """
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if isinstance(head, nn.Module):

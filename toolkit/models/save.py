@@ -72,10 +72,6 @@ def hub_problems(checkpoint: CheckpointConfig) -> list[str]:
 def push(cfg: Config, model: Path) -> None:
     """Pushes a run's model folder if `checkpoint.push_to_hub` is set. Call it on the main process only.
 
-    Args:
-        cfg: resolved configuration.
-        model: the run's model folder.
-
     Raises:
         RunError: if the push fails, with the command to push by hand; all local files are complete.
     """
@@ -117,7 +113,7 @@ def write_model(model: Any, processor: Processor, settings: ModelConfig, folder:
         processor: tokenizer, image processor or feature extractor.
         settings: the section `model`.
         folder: folder to write to.
-        base: folder of a new base model, which becomes part of the folder.
+        base: folder of a new base model, which moves into `folder`.
         final: where the folder will be.
     """
     if settings.peft.method == "none":

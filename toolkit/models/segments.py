@@ -31,13 +31,7 @@ CACHES = {"use_cache": False, "past_key_values": None, "past_key_value": None, "
 
 
 def segment_layers(layers: Sequence[nn.Module], segments: int | None, contexts: Contexts | None = None) -> None:
-    """Makes layers that are called one after another recompute their activations in segments.
-
-    Args:
-        layers: the layers of one stack, in the order of their calls.
-        segments: number of segments; None for about the square root of the number of layers.
-        contexts: the contexts of what is recomputed, or None.
-    """
+    """Makes the layers of a stack recompute their activations in segments; None is about the root of their number."""
     size = math.ceil(len(layers) / (segments or math.ceil(math.sqrt(len(layers)))))
     for start in range(0, len(layers), size):
         _Segment(layers[start : start + size], contexts or noop_context_fn)
@@ -68,11 +62,7 @@ class _Pass:
     """What layers of the segment have returned, by `id`, while it is alive."""
 
     def record(self, layer: nn.Module, arguments: Any) -> None:
-        """Records a call.
-
-        Raises:
-            RunError: if the layer does not take what the one before has returned.
-        """
+        """Records a call; a layer that does not take the result of the one before is a RunError."""
         leaves, structure = tree_flatten(arguments)
         found = [self._leaf(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         last = len(self.calls) - 1
@@ -101,11 +91,7 @@ class _Pass:
                 self.outputs[id(leaf)] = weakref.ref(leaf), _Reference(number, place)
 
     def replay(self, *first: Tensor) -> None:
-        """Calls the layers again, with the random numbers of their first calls.
-
-        Args:
-            *first: the tensors that the first call got, which torch has kept (or compressed, or moved to the CPU).
-        """
+        """Calls the layers again with their random numbers, and the first call's tensors, which torch has kept."""
         results: list[list[Any]] = []
         for layer, structure, leaves, state in self.calls:
             _set_random_state(state)
@@ -123,12 +109,7 @@ class _Pass:
 
 
 class _Segment:
-    """Hooks on the layers of a segment.
-
-    Args:
-        layers: its layers.
-        contexts: the contexts of what is recomputed.
-    """
+    """Hooks on the layers of a segment."""
 
     def __init__(self, layers: Sequence[nn.Module], contexts: Contexts) -> None:
         self.contexts, self.first, self.last = contexts, layers[0], layers[-1]

@@ -180,7 +180,7 @@ CONFLICTS = {
     "train.torch_compile=true train.torch_compile_backend=eager train.torch_compile_mode=default": "only inductor",
     "train.torch_compile=true train.fast_dropout=true": "set train.fast_dropout to auto",
     "train.pad_to_multiple_of=8 train.max_tokens_per_batch=64": "a budget makes micro-batches of many numbers of rows",
-    "train.pad_to_multiple_of=8 train.unpadded=true": "padding to a multiple is for layers that compute it",
+    "train.pad_to_multiple_of=8 train.unpadded=true": "pad_to_multiple_of has no effect without padding",
     "train.dataloader_num_workers=0 train.dataloader_persistent_workers=true": "loaded in the training process",
     "train.dataloader_num_workers=0 train.dataloader_prefetch_factor=3": "set train.dataloader_num_workers above 0",
     "train.auto_batch_size=true train.per_device_train_batch_size=1": "a micro-batch of one row cannot be split",

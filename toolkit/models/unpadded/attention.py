@@ -42,7 +42,7 @@ def attend(
     position_bias: Tensor | None = None,
     **further: Any,
 ) -> tuple[Tensor, None]:
-    """Computes attention; called by transformers' layers.
+    """Computes attention for transformers' layers, as `[1, N, heads, size]` or padded, and no weights.
 
     Args:
         module: the attention module.
@@ -55,9 +55,6 @@ def attend(
         is_causal: for padded tensors without a mask; None leaves it to the module.
         position_bias: `[1, heads, T, S]`, added to the scores.
         **further: further arguments of transformers' attention functions.
-
-    Returns:
-        `[1, N, heads, size]` or padded, and None for the weights.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -119,16 +116,7 @@ def has_kernel(device: torch.device, kernel: Literal["flash", "efficient"]) -> b
 
 
 def choose(device: torch.device, dtype: torch.dtype, dropout: float, plain: bool, longest: int, size: int) -> Kernel:
-    """Returns how attention is computed.
-
-    Args:
-        device: the device.
-        dtype: the type of the queries.
-        dropout: probability of dropout.
-        plain: whether nothing is added to the scores and the window is all, or all before.
-        longest: tokens of the longest sequence.
-        size: size of a head.
-    """
+    """Chooses how to compute attention with heads of `size`; `plain` is attention without a bias or a window."""
     if device.type == "cuda":
         return gpu_kernel(device, dtype, dropout, size) if plain else "split"
     return "together" if longest <= LONGEST_TOGETHER else "split"
@@ -174,10 +162,7 @@ def _holds(rows: Rows, heads: Tensor) -> bool:
 
 
 def _bias(packing: Packing, position_bias: Tensor | None, causal: bool) -> Tensor | None:
-    """Returns what is added to the scores, or which are kept, `[1, 1 or heads, T, S]`, or None.
-
-    A causal mask is part of it, since torch takes either a mask or `is_causal`.
-    """
+    """Returns the scores' bias or mask `[1, 1 or heads, T, S]`, with the causal mask where it has one, or None."""
     window, lengths = packing.window, (max(packing.queries.lengths), max(packing.keys.lengths))
     if position_bias is None:
         return None if window is None else window[None, None, : lengths[0], : lengths[1]]

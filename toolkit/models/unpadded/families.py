@@ -77,11 +77,7 @@ class NothingToGain:
 
 @dataclass(frozen=True)
 class Refused:
-    """The model runs padded.
-
-    Args:
-        reason: why, as a clause about the model.
-    """
+    """The model runs padded for a `reason`, a clause about the model."""
 
     reason: str
 
@@ -90,12 +86,7 @@ Coverage = Exact | Islands | NothingToGain | Refused
 
 
 def coverage(config: PreTrainedConfig, attn_implementation: str | None = None) -> Coverage:
-    """Returns whether a model can run without padding, from its configuration.
-
-    Args:
-        config: the model's configuration.
-        attn_implementation: the attention that was asked for; None is the model's default.
-    """
+    """Returns whether a model can run without padding, given its attention (None for the default)."""
     kind = config.model_type
     if getattr(config, "auto_map", None):
         return Refused("its code comes with the model (trust_remote_code)")
@@ -121,39 +112,21 @@ def coverage(config: PreTrainedConfig, attn_implementation: str | None = None) -
 
 
 KEY = "train.unpadded"
-_ELSE = f"set {KEY} to auto"
-_PADDED = (
-    Rule(
-        lambda c: c.train.torch_compile,
-        (KEY, "train.torch_compile"),
-        "compiled code would be compiled again for every number of tokens",
-        _ELSE,
-    ),
-    Rule(
-        lambda c: c.train.pad_to_multiple_of is not None,
-        (KEY, "train.pad_to_multiple_of"),
-        "padding to a multiple is for layers that compute it",
-        _ELSE,
-    ),
-    Rule(
-        lambda c: c.train.mixed_precision == "fp8",
-        (KEY, "train.mixed_precision"),
-        "products in fp8 need sizes that are multiples of 16, and the number of tokens is any",
-        _ELSE,
-    ),
-    Rule(
-        lambda c: c.parallel.pipeline > 1,
-        (KEY, "parallel.pipeline"),
-        "the stages of a pipeline exchange batches of one shape",
-        _ELSE,
-    ),
-    Rule(
-        lambda c: c.parallel.backend == "deepspeed",
-        (KEY, "parallel.backend"),
-        "this has not been compared under DeepSpeed",
-        _ELSE,
-    ),
-)
+_PADDED = tuple(
+    Rule(when, (KEY, other), why, f"set {KEY} to auto")
+    for when, other, why in (
+        (lambda c: c.train.torch_compile, "train.torch_compile",
+         "compiled code would be compiled again for every number of tokens"),
+        (lambda c: c.train.pad_to_multiple_of is not None, "train.pad_to_multiple_of",
+         "pad_to_multiple_of has no effect without padding"),
+        (lambda c: c.train.mixed_precision == "fp8", "train.mixed_precision",
+         "fp8 matmuls need multiples of 16, but the number of tokens varies"),
+        (lambda c: c.parallel.pipeline > 1, "parallel.pipeline",
+         "the stages of a pipeline exchange batches of one shape"),
+        (lambda c: c.parallel.backend == "deepspeed", "parallel.backend",
+         "this has not been compared under DeepSpeed"),
+    )
+)  # fmt: skip
 """With which settings a run is padded."""
 
 
@@ -172,7 +145,7 @@ POSITION_BIASES = frozenset(("mt5", "t5", "umt5"))
 
 
 def problems(cfg: Config, config: PreTrainedConfig) -> list[str]:
-    """Returns a full message if `train.unpadded` is true and the model cannot leave out padding, or nothing."""
+    """Returns a full message if `train.unpadded` is true and the model needs padding, or nothing."""
     if cfg.train.unpadded is not True:
         return []
     covered = coverage(config, cfg.model.attn_implementation)
@@ -184,15 +157,10 @@ def problems(cfg: Config, config: PreTrainedConfig) -> list[str]:
 
 
 def choose(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool:
-    """Returns whether a run leaves out padding.
-
-    Args:
-        cfg: resolved configuration.
-        config: the model's configuration.
-        device: the device that computes.
+    """Decides whether a run computes without padding.
 
     Raises:
-        ConfigError: if `train.unpadded` is true and the model cannot leave out padding.
+        ConfigError: if `train.unpadded` is true and the model needs padding.
     """
     if found := problems(cfg, config):
         raise ConfigError(found)

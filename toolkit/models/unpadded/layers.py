@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +27,20 @@ OTHER_LAYERS = ("MPNetLayer",)
 STATES = ("output_hidden_states", "output_attentions")
 
 Given = dict[str, Any]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments of a call."""
 
 
 def stacks(model: nn.Module) -> Iterator[list[nn.Module]]:
     """Yields the layers of each stack, in the order in which they run."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
+    whole = [module for module in model.modules() if type(module).__name__ in WHOLE]
+    inside = {id(part) for module in whole for part in module.modules()}
     for module in model.modules():
         if type(module).__name__ in WHOLE:
             yield [module]
-        elif isinstance(module, nn.ModuleList) and len(module) and not _is_whole(model, module):
+        elif isinstance(module, nn.ModuleList) and len(module) and id(module) not in inside:
             # Feature extractors of speech models have layers too, of convolutions.
             layers = [
                 layer
@@ -48,78 +52,75 @@ def stacks(model: nn.Module) -> Iterator[list[nn.Module]]:
                 yield layers
 
 
-def _is_whole(model: nn.Module, layers: nn.ModuleList) -> bool:
-    whole = [module for module in model.modules() if type(module).__name__ in WHOLE]
-    return any(layers is inner for module in whole for inner in module.modules())
-
-
-def parameters_of(module: nn.Module) -> list[str]:
-    """Returns the names of the parameters of a module's `forward`, in order."""
-    return list(inspect.signature(module.forward).parameters)
-
-
-def named(names: Sequence[str], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Given:
-    """Returns the arguments of a call by name."""
-    return {**dict(zip(names, arguments, strict=False)), **keywords}
-
-
-def replaced(
-    names: Sequence[str], arguments: tuple[Any, ...], keywords: Mapping[str, Any], changes: Given
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a call with some of them changed."""
-    kept = tuple(changes.get(name, value) for name, value in zip(names, arguments, strict=False))
-    positional = names[: len(arguments)]
-    return kept, {**keywords, **{name: value for name, value in changes.items() if name not in positional}}
-
-
-def enter(
-    find: Callable[[Given], Packing | None],
-    names: list[str],
-    layer: nn.Module,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Hook before a layer: takes the tokens out of a padded batch, and out of all that belongs to its positions.
-
-    A layer that gets a cache of keys, as in generation, runs padded, and so does one without padding.
+class _Hooks:
+    """Hooks of a module.
 
     Args:
-        find: finds the packing among the arguments.
-        names: the parameters of the layer.
-        layer: the layer.
-        arguments: its positional arguments.
-        keywords: its named arguments.
+        module: the module.
+        find: finds the packing among its arguments.
     """
-    from transformers.cache_utils import Cache
 
-    given = named(names, arguments, keywords)
-    packing = find(given)
-    if packing is None or any(isinstance(value, Cache) for value in given.values()):
-        return None
-    rows, states = packing.queries, given[names[0]]
-    foreign = isinstance(given.get(CROSS_MASK), Tensor) or not (rows.holds(states) or rows.fits(states))
-    if foreign:  # masks or rows that were not made together, with which attention runs padded
-        return None
-    changes = {names[0]: states if rows.holds(states) else rows.take(states)}
-    changes |= {name: _taken(packing, given[name]) for name in SHARED if given.get(name) is not None}
-    changes |= _crossing(given, rows) | _biases(layer, names, given, rows)
-    return replaced(names, arguments, keywords, changes)
+    def __init__(self, module: nn.Module, find: Callable[[Given], Packing | None] | None = None) -> None:
+        self.names, self.find = list(inspect.signature(module.forward).parameters), find or self_packing
 
+    def _given(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Given:
+        """Returns the arguments of a call by name."""
+        return {**dict(zip(self.names, arguments, strict=False)), **keywords}
 
-def leave(
-    find: Callable[[Given], Packing | None],
-    names: list[str],
-    layer: nn.Module,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-    output: Any,
-) -> Any:
-    """Hook after the last layer: puts the tokens back into a padded batch; arguments as for `enter`."""
-    packing = find(named(names, arguments, keywords))
-    if packing is None:
-        return output
-    rows = packing.queries
-    return with_states(output, lambda states: rows.put(states) if rows.holds(states) else states)
+    def _replaced(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any], changes: Given) -> Arguments:
+        """Returns the arguments of a call with some of them changed."""
+        kept = tuple(changes.get(name, value) for name, value in zip(self.names, arguments, strict=False))
+        positional = self.names[: len(arguments)]
+        return kept, {**keywords, **{name: value for name, value in changes.items() if name not in positional}}
+
+    def enter(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: Given) -> Arguments | None:
+        """Hook before a layer: takes the tokens out of a padded batch, and out of all that belongs to its positions.
+
+        A layer that gets a cache of keys, as in generation, runs padded, and so does one without padding.
+        """
+        from transformers.cache_utils import Cache
+
+        given = self._given(arguments, keywords)
+        packing = self.find(given)
+        if packing is None or any(isinstance(value, Cache) for value in given.values()):
+            return None
+        rows, states = packing.queries, given[self.names[0]]
+        foreign = isinstance(given.get(CROSS_MASK), Tensor) or not (rows.holds(states) or rows.fits(states))
+        if foreign:  # masks or rows that were not made together, with which attention runs padded
+            return None
+        changes = {self.names[0]: states if rows.holds(states) else rows.take(states)}
+        changes |= {name: _taken(packing, given[name]) for name in SHARED if given.get(name) is not None}
+        changes |= _crossing(given, rows) | _biases(layer, self.names, given, rows)
+        return self._replaced(arguments, keywords, changes)
+
+    def leave(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: Given, output: Any) -> Any:
+        """Hook after the last layer: puts the tokens back into a padded batch."""
+        packing = self.find(self._given(arguments, keywords))
+        if packing is None:
+            return output
+        rows = packing.queries
+        return with_states(output, lambda states: rows.put(states) if rows.holds(states) else states)
+
+    def enter_island(self, module: nn.Module, arguments: tuple[Any, ...], keywords: Given) -> Arguments | None:
+        """Hook before an attention module that must see the padded batch."""
+        given = self._given(arguments, keywords)
+        packing = self.find(given)
+        if packing is None or not packing.queries.holds(given[self.names[0]]):
+            return None
+        return self._replaced(arguments, keywords, {self.names[0]: packing.queries.put(given[self.names[0]])})
+
+    def leave_island(self, module: nn.Module, arguments: tuple[Any, ...], keywords: Given, output: Any) -> Any:
+        """Hook after such a module: takes the tokens out again."""
+        packing = self.find(self._given(arguments, keywords))
+        return output if packing is None else with_states(output, packing.queries.take)
+
+    def plain(self, model: nn.Module, arguments: tuple[Any, ...], keywords: Given) -> Arguments | None:
+        """Hook before a stack's model: no cache, and no inner states, which heads of speech models collect and drop."""
+        given = self._given(arguments, keywords)
+        changes: Given = {name: False for name in STATES if given.get(name)}
+        if "use_cache" in self.names and given.get("past_key_values") is None:
+            changes["use_cache"] = False
+        return self._replaced(arguments, keywords, changes) if changes else None
 
 
 def with_states(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -137,26 +138,8 @@ def self_packing(given: Given) -> Packing | None:
     return next((value for name, value in given.items() if isinstance(value, Packing) and name != CROSS_MASK), None)
 
 
-def plain(
-    names: list[str], model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Hook before the model of a stack: it makes no cache of its own, and collects no inner states.
-
-    Heads of speech models let it collect them in any case, and drop them.
-    """
-    given = named(names, arguments, keywords)
-    changes: Given = {name: False for name in STATES if given.get(name)}
-    if "use_cache" in names and given.get("past_key_values") is None:
-        changes["use_cache"] = False
-    return replaced(names, arguments, keywords, changes) if changes else None
-
-
 def refuse_states(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """Hook before the whole model.
-
-    Raises:
-        ValueError: if the states or attention weights of its layers are asked for; they have no padding.
-    """
+    """Hook before the whole model: a ValueError if states or attention weights of unpadded layers are requested."""
     for name in STATES:
         if keywords.get(name):
             raise ValueError(f"{name}: the layers of a model without padding (train.unpadded) cannot return theirs")
@@ -210,19 +193,6 @@ def _biases(layer: nn.Module, names: list[str], given: Given, rows: Rows) -> Giv
     return changes
 
 
-def hook(stack: list[nn.Module], find: Callable[[Given], Packing | None]) -> None:
-    """Installs the hooks of a stack.
-
-    Args:
-        stack: its layers.
-        find: finds the packing among the arguments of a layer.
-    """
-    for layer in stack:
-        layer.register_forward_pre_hook(partial(enter, find, parameters_of(layer)), with_kwargs=True)
-    last = stack[-1]
-    last.register_forward_hook(partial(leave, find, parameters_of(last)), with_kwargs=True)
-
-
 TOKENS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "DisentangledSelfAttention": lambda mask: mask[:, 0].diagonal(dim1=1, dim2=2).bool(),
     "MPNetSelfAttention": lambda mask: mask[:, 0, 0] == 0,
@@ -251,39 +221,6 @@ def island_of(layer: nn.Module) -> nn.Module | None:
     return next((module for module in layer.modules() if type(module).__name__ in TOKENS), None)
 
 
-def hook_island(module: nn.Module) -> None:
-    """Installs the hooks that let an attention module see the padded batch."""
-    find, names = partial(packing_of, TOKENS[type(module).__name__]), parameters_of(module)
-    module.register_forward_pre_hook(partial(_enter, find, names), with_kwargs=True)
-    module.register_forward_hook(partial(_leave, find, names), with_kwargs=True)
-
-
-def _enter(
-    find: Callable[[Given], Packing | None],
-    names: list[str],
-    module: nn.Module,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    given = named(names, arguments, keywords)
-    packing = find(given)
-    if packing is None or not packing.queries.holds(given[names[0]]):
-        return None
-    return replaced(names, arguments, keywords, {names[0]: packing.queries.put(given[names[0]])})
-
-
-def _leave(
-    find: Callable[[Given], Packing | None],
-    names: list[str],
-    module: nn.Module,
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-    output: Any,
-) -> Any:
-    packing = find(named(names, arguments, keywords))
-    return output if packing is None else with_states(output, packing.queries.take)
-
-
 NAMES = ALWAYS, WHERE_IT_PAYS = "unpadded_sdpa", "unpadded_sdpa_where_it_pays"
 """Names of the attention among transformers'; a name with `sdpa` gets the checks of transformers for it."""
 
@@ -306,18 +243,20 @@ def install(model: PreTrainedModel, always: bool = True) -> None:
         AttentionMaskInterface.register(name, mask)
     name = ALWAYS if always or model.config.is_encoder_decoder else WHERE_IT_PAYS
     for stack in stacks(model):
-        islands = [island_of(layer) for layer in stack]
-        if islands[0] is None:
-            hook(stack, self_packing)
-            continue
-        hook(stack, partial(packing_of, TOKENS[type(islands[0]).__name__]))
+        islands = [island for layer in stack if (island := island_of(layer)) is not None]
+        find = partial(packing_of, TOKENS[type(islands[0]).__name__]) if islands else None
+        for layer in stack:
+            layer.register_forward_pre_hook(_Hooks(layer, find).enter, with_kwargs=True)
+        stack[-1].register_forward_hook(_Hooks(stack[-1], find).leave, with_kwargs=True)
         for island in islands:
-            assert island is not None
-            hook_island(island)
+            hooks = _Hooks(island, find)
+            island.register_forward_pre_hook(hooks.enter_island, with_kwargs=True)
+            island.register_forward_hook(hooks.leave_island, with_kwargs=True)
     model.register_forward_pre_hook(refuse_states, with_kwargs=True)
     for owner in _owners(model):
-        owner.register_forward_pre_hook(partial(plain, parameters_of(owner)), with_kwargs=True)
-        _use_attention(owner.config, name)
+        owner.register_forward_pre_hook(_Hooks(owner).plain, with_kwargs=True)
+        if owner.config._attn_implementation == "sdpa":  # models with attention of their own keep it
+            owner.config._attn_implementation = name
 
 
 def _owners(model: nn.Module) -> Iterator[Any]:
@@ -330,9 +269,3 @@ def _owners(model: nn.Module) -> Iterator[Any]:
         parts = list(owner.modules())
         if any(id(part) in inside for part in parts) and not any(m is not owner and m in parts for m in models):
             yield owner
-
-
-def _use_attention(config: Any, name: str) -> None:
-    """Selects the attention for a model and those inside it; models with attention of their own keep it."""
-    if config._attn_implementation == "sdpa":
-        config._attn_implementation = name

@@ -158,21 +158,7 @@ def packed_mask(
     allow_is_bidirectional_skip: bool = False,
     **further: Any,
 ) -> Packing | Tensor | None:
-    """Returns a `Packing` for a batch with padding, otherwise transformers' mask for `sdpa`; called by transformers.
-
-    Args:
-        batch_size: B.
-        q_length: number of positions that attend.
-        kv_length: number of positions attended to.
-        q_offset: first position that attends; above 0 in generation.
-        kv_offset: first position attended to.
-        mask_function: whether one position attends to another.
-        attention_mask: `[B, T]` bool, true at tokens.
-        local_size: size of the window of local attention.
-        allow_is_causal_skip: whether it is causal and nothing else is masked.
-        allow_is_bidirectional_skip: whether it is not causal and nothing else is masked.
-        **further: further arguments of transformers' mask.
-    """
+    """Returns a `Packing` for a batch with padding, else transformers' mask; arguments are those of `sdpa_mask`."""
     from transformers.masking_utils import sdpa_mask
 
     arguments = {
