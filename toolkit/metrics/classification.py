@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from toolkit.metrics.intervals import bootstrap, ratio
-from toolkit.metrics.score import Interval, Quality, Score, wilson
+from toolkit.metrics.intervals import Interval, bootstrap, ratio, wilson
+from toolkit.metrics.score import Quality, Score, by_class
 
 CLASSIFICATION = (
     Score("accuracy"),
@@ -40,7 +40,7 @@ def classification_scores(predictions: ArrayLike, references: ArrayLike, labels:
     Raises:
         ValueError: for a repeated class name or an id outside `labels`.
     """
-    from sklearn.metrics import accuracy_score, precision_recall_fscore_support
+    from sklearn.metrics import accuracy_score, matthews_corrcoef, precision_recall_fscore_support
 
     if len(set(labels)) != len(labels):
         raise ValueError(f"labels must be different names, got {list(labels)}")
@@ -54,8 +54,9 @@ def classification_scores(predictions: ArrayLike, references: ArrayLike, labels:
     return {
         "accuracy": float(accuracy_score(references, predictions)),
         **{f"{name}_macro": float(each.mean()) for name, each in per_class.items()},
-        "mcc": mcc(references, predictions),
-        **{f"{name}/{label}": float(each[i]) for name, each in per_class.items() for i, label in enumerate(labels)},
+        # scikit-learn also returns 0.0 for a single class, but warns.
+        "mcc": float(matthews_corrcoef(references, predictions)) if len(present) > 1 else 0.0,
+        **by_class(PER_CLASS, labels, np.transpose(values[:3])),
     }
 
 
@@ -103,16 +104,3 @@ def _averages(predicted: np.ndarray, true: np.ndarray, num_classes: int) -> dict
         }
 
     return bootstrap(np.hstack([true_class * predicted_class, true_class, predicted_class]), scores, counts)
-
-
-def mcc(references: ArrayLike, predictions: ArrayLike) -> float:
-    """Returns Matthews' correlation, from -1 to 1; 0.0 if there is only one class.
-
-    Args:
-        references: `[rows]` true class ids.
-        predictions: `[rows]` class ids.
-    """
-    from sklearn.metrics import matthews_corrcoef
-
-    # scikit-learn also returns 0.0 for a single class, but warns.
-    return float(matthews_corrcoef(references, predictions)) if len(np.union1d(references, predictions)) > 1 else 0.0

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from toolkit.metrics.score import Quality, Score
+from toolkit.metrics.intervals import bootstrap, ratio
+from toolkit.metrics.score import Quality, Score, by_class
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,12 +68,7 @@ def entity_scores(
         **dict(zip(PER_ENTITY, _scores(right.total(), guessed.total(), true.total()), strict=True)),
         "f1_macro": _ratio(sum(f1 for _, _, f1 in by_type.values()), len(types)),
         "accuracy": _ratio(sum(one == other for one, other in tokens), len(tokens)),
-        **{
-            f"{name}/{kind}": value
-            for i, name in enumerate(PER_ENTITY)
-            for kind in types
-            for value in [by_type[kind][i]]
-        },
+        **by_class(PER_ENTITY, types, [by_type[kind] for kind in types]),
     }
 
 
@@ -83,7 +79,6 @@ def entity_quality(predictions: Sequence[Sequence[str]], references: Sequence[Se
         predictions: as for `entity_scores`, like `references`.
         references: the true tags.
     """
-    from toolkit.metrics.intervals import bootstrap, ratio
 
     def scores(sums: np.ndarray) -> dict[str, np.ndarray]:
         right, guessed, true, right_tokens, tokens = sums.T

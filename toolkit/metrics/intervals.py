@@ -1,19 +1,65 @@
-"""Draws examples with replacement, and bootstraps scores that are computed from sums over examples."""
+"""Confidence intervals: by formula, from draws, and by drawing examples with replacement (the bootstrap)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import ArrayLike
-
-from toolkit.metrics.score import Interval
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike
 
 SEED, DRAWS, FEWEST_DRAWS, MOST_NUMBERS = 20, 1000, 200, 20_000_000
 """A bootstrap has `DRAWS` samples; of large sets fewer, so that at most `MOST_NUMBERS` are drawn, if possible."""
 FEWEST_EXAMPLES = 10
 """Smallest set to bootstrap: intervals of smaller ones would be far too narrow."""
+Z = 1.959963984540054
+"""Quantile of the normal distribution for 95 %."""
+ENDS = (0.025, 0.975)
+
+
+class Interval(NamedTuple):
+    """A 95 % confidence interval."""
+
+    low: float
+    high: float
+
+
+def wilson(share: float, count: int) -> Interval:
+    """Returns Wilson's score interval of a proportion (Wilson 1927, JASA 22), which stays between 0 and 1.
+
+    Args:
+        share: the observed proportion.
+        count: number of independent observations, at least 1.
+    """
+    middle = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
+    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+
+
+def t_interval(mean: float, variance: float, degrees: float) -> Interval:
+    """Returns the interval of a mean by Student's t distribution.
+
+    Args:
+        mean: the mean.
+        variance: variance of the mean.
+        degrees: degrees of freedom of the variance.
+    """
+    from scipy.stats import t  # takes half a second
+
+    half = float(t.ppf(ENDS[1], degrees)) * math.sqrt(variance)
+    return Interval(mean - half, mean + half)
+
+
+def percentiles(draws: ArrayLike) -> Interval | None:
+    """Returns the 2.5 % and 97.5 % percentiles of the finite draws of a statistic; None without any."""
+    import numpy as np
+
+    values = np.asarray(draws, dtype=float)
+    finite = values[np.isfinite(values)]
+    return Interval(*map(float, np.quantile(finite, ENDS))) if len(finite) else None
 
 
 def resamples(size: int) -> Iterator[np.ndarray]:
@@ -21,6 +67,8 @@ def resamples(size: int) -> Iterator[np.ndarray]:
 
     The sets are the same for each call, so that a set with difficult examples is difficult for all that are compared.
     """
+    import numpy as np
+
     random = np.random.default_rng(SEED)
     while True:
         yield random.integers(size, size=size)
@@ -39,9 +87,11 @@ def bootstrap(
         counts: `[examples]` number of times that each row of `statistics` occurs; None for once.
 
     Returns:
-        The 2.5 % and 97.5 % percentiles of each score, always the same for the same arguments; nothing for fewer than
-        `FEWEST_EXAMPLES` examples. Scores that are not finite are left out of the percentiles.
+        The `percentiles` of each score, always the same for the same arguments; nothing for fewer than
+        `FEWEST_EXAMPLES` examples.
     """
+    import numpy as np
+
     rows = np.asarray(statistics, dtype=np.float64)
     repeated = np.ones(len(rows), dtype=np.int64) if counts is None else np.asarray(counts)
     size = int(repeated.sum())
@@ -54,10 +104,12 @@ def bootstrap(
         random = np.random.default_rng(SEED)
         drawn = (random.multinomial(size, repeated / size) for _ in range(draws))
     found = scores(np.stack([times @ rows for times in drawn]))
-    ends = {name: values[np.isfinite(values)] for name, values in found.items()}
-    return {name: Interval(*map(float, np.quantile(v, (0.025, 0.975)))) for name, v in ends.items() if len(v)}
+    ends = {name: percentiles(values) for name, values in found.items()}
+    return {name: interval for name, interval in ends.items() if interval is not None}
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """Returns `numerator / denominator`, 0.0 where the denominator is 0."""
+    import numpy as np
+
     return np.divide(numerator, denominator, out=np.zeros(np.shape(numerator)), where=denominator != 0)

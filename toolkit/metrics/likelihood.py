@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from toolkit.metrics.intervals import bootstrap, ratio
 from toolkit.metrics.score import Quality, Score
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ def likelihood_quality(losses: ArrayLike, tokens: ArrayLike, correct: ArrayLike)
         correct: `[documents]` number of tokens of each whose most likely prediction was right.
     """
     import numpy as np
-
-    from toolkit.metrics.intervals import bootstrap, ratio
 
     def scores(sums: np.ndarray) -> dict[str, np.ndarray]:
         loss, count, right = sums.T

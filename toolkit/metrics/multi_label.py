@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from toolkit.metrics.intervals import bootstrap, ratio
-from toolkit.metrics.score import Quality, Score, wilson
+from toolkit.metrics.intervals import bootstrap, ratio, wilson
+from toolkit.metrics.score import Quality, Score, by_class
 
 Pair = tuple[np.ndarray, np.ndarray]
 """True and predicted values, of the same shape."""
@@ -67,11 +67,7 @@ def multi_label_scores(predictions: ArrayLike, references: ArrayLike, labels: Se
         "f1_micro": _scores(*targets.items())[2],
         "f1_macro": float(np.mean([scores[2] for scores in per_label])),
         "subset_accuracy": float(right.mean()) if len(right) else 0.0,
-        **{
-            f"{name}/{label}": scores[place]
-            for place, name in enumerate(PER_LABEL)
-            for label, scores in zip(labels, per_label, strict=True)
-        },
+        **by_class(PER_LABEL, labels, per_label),
     }
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from toolkit.metrics.intervals import bootstrap
 from toolkit.metrics.score import Quality, Score
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ def rouge_scores(predictions: Sequence[str], references: Sequence[str], tokenize
 
 def rouge_quality(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> Quality:
     """Returns how far the scores of `rouge_scores` can be trusted; the arguments are the same."""
-    from toolkit.metrics.intervals import bootstrap
-
     count = len(predictions)
     names = [score.name for score in ROUGE]
     rows = _each(predictions, references, tokenize)

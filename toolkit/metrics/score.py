@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-Z = 1.959963984540054
-"""Quantile of the normal distribution for 95 %."""
-
-
-class Interval(NamedTuple):
-    """A confidence interval of a score."""
-
-    low: float
-    high: float
+from toolkit.metrics.intervals import Interval
 
 
 @dataclass(frozen=True)
@@ -44,18 +35,6 @@ class Quality:
         return ends | {f"{prefix}{name}_baseline": value for name, value in self.baseline.items()}
 
 
-def wilson(share: float, count: int) -> Interval:
-    """Returns Wilson's score interval of a proportion (Wilson 1927, JASA 22), which stays between 0 and 1.
-
-    Args:
-        share: the observed proportion.
-        count: number of independent observations, at least 1.
-    """
-    middle = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
-    half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
-    return Interval(max(0.0, middle - half), min(1.0, middle + half))
-
-
 T = TypeVar("T")
 
 PREFIXES = ("", "eval_", "test_", "ensemble_")
@@ -82,6 +61,12 @@ class Score:
 def per_class_scores(names: Iterable[str], labels: Sequence[str] | None) -> tuple[Score, ...]:
     """Returns the scores `<name>/<label>`, grouped by name; none if the labels are not known yet."""
     return tuple(Score(f"{name}/{label}", per_class=True) for name in names for label in labels or ())
+
+
+def by_class(names: Sequence[str], labels: Sequence[str], values: Iterable[Any]) -> dict[str, float]:
+    """Returns the values of `per_class_scores`, from those of each label in the order of `names`."""
+    rows = list(zip(labels, values, strict=True))
+    return {f"{name}/{label}": float(row[i]) for i, name in enumerate(names) for label, row in rows}
 
 
 def without_classes(figures: Mapping[str, T], scores: Iterable[Score]) -> dict[str, T]:

@@ -7,7 +7,8 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
-from toolkit.metrics.score import Quality, Score, wilson
+from toolkit.metrics.intervals import bootstrap, wilson
+from toolkit.metrics.score import Quality, Score
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -83,8 +84,6 @@ def squad_scores(predictions: Sequence[str], references: Sequence[Sequence[str]]
 
 def squad_quality(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Quality:
     """Returns how far `exact_match` and `f1` of `squad_scores` can be trusted; the arguments are the same."""
-    from toolkit.metrics.intervals import bootstrap
-
     pairs = list(zip(predictions, references, strict=True))
     exact = sum(exact_match(text, gold) for text, gold in pairs) / len(pairs)
     overlaps = [[f1(text, gold)] for text, gold in pairs]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from toolkit.metrics.score import Interval, Quality, Score
+from toolkit.metrics.intervals import Interval, bootstrap
+from toolkit.metrics.score import Quality, Score
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,8 +36,6 @@ def translation_quality(predictions: Sequence[str], references: Sequence[str], t
 
     sacrebleu can bootstrap, too, but keeps the statistics of all draws in memory.
     """
-    from toolkit.metrics.intervals import bootstrap
-
     intervals: dict[str, Interval] = {}
     for name, metric in _both(tokenize):
         statistics = metric._extract_corpus_statistics(list(predictions), [list(references)])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from toolkit.metrics.score import Interval, Quality, Score, per_class_scores
+from toolkit.metrics.intervals import Interval
+from toolkit.metrics.score import Quality, Score, per_class_scores
 from toolkit.report.scores import Scores
 
 TASK = SimpleNamespace(
