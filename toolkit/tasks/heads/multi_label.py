@@ -13,13 +13,13 @@ import numpy as np
 from toolkit.api.batch import BadRow, Record
 from toolkit.base.errors import DataError
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_quality, multi_label_scores
-from toolkit.metrics.score import Quality, Score, per_class_scores
-from toolkit.tasks.heads.losses import shared
-from toolkit.tasks.labels import known_label, label_text, map_notes, plain_map
+from toolkit.metrics.score import Quality
+from toolkit.tasks.heads.head import Head
+from toolkit.tasks.heads.losses import shared, sigmoid_losses
+from toolkit.tasks.labels import known_label, label_text
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedConfig
 
     from toolkit.document.blocks import Section
 
@@ -29,26 +29,18 @@ _VALUES: dict[Any, float | None] = {True: 1.0, False: 0.0, None: None}
 """Also matches 1 and 0, which equal True and False."""
 
 
-class MultiLabel:
+class MultiLabel(Head):
     """Multi-label classification; see `toolkit.tasks.heads.Head`.
 
     A label is a list of names, text with names between `task.label_separator`, or a mapping of names to true, false
     or null (unknown). Missing names are false. Labels are stored as a list of names and values.
     """
 
+    problem_type = "multi_label_classification"
     best_metric = "f1_micro"
     error_name = "mean distance"
     answer_columns = ("prediction", "scores")
-    has_classes = False
-
-    def __init__(self, options: Any) -> None:
-        self.options = options
-        self.names = plain_map(options.label_map)
-        self.state: dict[str, Any] = {"labels": options.labels}
-
-    @property
-    def scores(self) -> Sequence[Score]:
-        return *MULTI_LABEL, *per_class_scores(PER_LABEL, self.state["labels"])
+    overall, per_label = MULTI_LABEL, PER_LABEL
 
     def feature(self) -> Any:
         from datasets import List, Value
@@ -86,27 +78,14 @@ class MultiLabel:
         counts = Counter(part["name"] for label in labels for part in label if part["value"])
         return {name: counts[name] for name in self.state["labels"]}
 
-    def notes(self, counts: Mapping[str, int]) -> list[str]:
-        return map_notes(counts, self.options.label_map)
-
-    def configure(self, config: PreTrainedConfig) -> None:
-        from toolkit.tasks.labels import set_labels
-
-        set_labels(config, self.state["labels"], "multi_label_classification")
-
     def target(self, label: list[dict[str, Any]] | None) -> list[float]:
         if label is None:
             return [math.nan] * len(self.state["labels"])
         given = {part["name"]: math.nan if part["value"] is None else part["value"] for part in label}
         return [given.get(name, 0.0) for name in self.state["labels"]]
 
-    def count_items(self, labels: Tensor, shares: Tensor | None = None) -> Tensor:
-        return shared(~labels.isnan(), shares).sum()
-
     def loss_sum(self, logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> Tensor:
         import torch
-
-        from toolkit.tasks.heads.losses import sigmoid_losses
 
         smoothing, gamma = self.options.label_smoothing_factor, self.options.focal_gamma
         losses = sigmoid_losses(logits, labels.nan_to_num().to(logits.dtype), smoothing, gamma)
@@ -128,9 +107,6 @@ class MultiLabel:
             "prediction": [name for name, score in zip(labels, scores, strict=True) if score > THRESHOLD],
             "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
         }
-
-    def answer(self, record: Record) -> dict[str, Any]:
-        return {"prediction": record["prediction"], "scores": record["scores"]}
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         return _listed(record["prediction"]), None if record["label"] is None else _listed(record["label"])

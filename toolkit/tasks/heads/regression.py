@@ -16,7 +16,8 @@ import numpy as np
 from toolkit.api.batch import BadRow, Record
 from toolkit.base.errors import DataError
 from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_quality, regression_scores
-from toolkit.metrics.score import Quality, Score, per_class_scores
+from toolkit.metrics.score import Quality, Score
+from toolkit.tasks.heads.head import Head
 from toolkit.tasks.heads.losses import shared
 
 if TYPE_CHECKING:
@@ -28,28 +29,26 @@ if TYPE_CHECKING:
 ONLY_TARGET = "value"
 
 
-class Regression:
+class Regression(Head):
     """Regression with squared error; see `toolkit.tasks.heads.Head`.
 
     A label is a number, a list of numbers, or text with numbers between `task.label_separator`; null or an empty entry
     of a list is an unknown target.
     """
 
+    problem_type = "regression"
     best_metric = "mse"
     error_name = "squared error"
-    answer_columns = ("prediction",)
-    has_classes = False
+    overall, per_label = REGRESSION, PER_TARGET
 
     def __init__(self, options: Any) -> None:
-        self.options = options
-        self.state: dict[str, Any] = {"labels": options.labels}
+        super().__init__(options)
         if options.scale_targets:
             self.state["scales"] = None
 
     @property
     def scores(self) -> Sequence[Score]:
-        labels = self.state["labels"] or ()
-        return *REGRESSION, *per_class_scores(PER_TARGET, labels if len(labels) > 1 else ())
+        return super().scores if len(self.state["labels"] or ()) > 1 else REGRESSION
 
     def feature(self) -> Any:
         from datasets import List, Value
@@ -76,24 +75,13 @@ class Regression:
         if self.options.scale_targets:
             self.state["scales"] = _scales(np.asarray(labels, dtype=np.float64), self.state["labels"])
 
-    def counts(self, labels: Sequence[list[float]]) -> dict[str, int]:
-        return {}
-
-    def notes(self, counts: Mapping[str, int]) -> list[str]:
-        return []
-
     def configure(self, config: PreTrainedConfig) -> None:
-        from toolkit.tasks.labels import set_labels
-
-        set_labels(config, self.state["labels"], "regression")
+        super().configure(config)
         if self.options.scale_targets:
             config.target_scales = self.state["scales"]  # for those who use the model without the toolkit
 
     def target(self, label: list[float] | None) -> list[float]:
         return [math.nan] * len(self.state["labels"]) if label is None else [_number(part) for part in label]
-
-    def count_items(self, labels: Tensor, shares: Tensor | None = None) -> Tensor:
-        return shared(~labels.isnan(), shares).sum()
 
     def loss_sum(self, logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> Tensor:
         import torch
@@ -127,9 +115,6 @@ class Regression:
     def _named(self, numbers: Sequence[float] | np.ndarray) -> Any:
         known = [None if number is None or math.isnan(number) else float(number) for number in numbers]
         return known[0] if len(known) == 1 else dict(zip(self.state["labels"], known, strict=True))
-
-    def answer(self, record: Record) -> dict[str, Any]:
-        return {"prediction": record["prediction"]}
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         return _shown(record["prediction"]), None if record["label"] is None else _shown(record["label"])

@@ -12,34 +12,31 @@ import numpy as np
 from toolkit.api.batch import IGNORE_INDEX, Record
 from toolkit.base.errors import DataError
 from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_quality, classification_scores
-from toolkit.metrics.score import Quality, Score, per_class_scores
-from toolkit.tasks.heads.losses import shared
-from toolkit.tasks.labels import known_label, map_notes, plain_map
+from toolkit.metrics.score import Quality
+from toolkit.tasks.heads.head import Head
+from toolkit.tasks.heads.losses import shared, softmax_losses
+from toolkit.tasks.labels import known_label
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from transformers import PreTrainedConfig
 
     from toolkit.document.blocks import Section
 
 
-class SingleLabel:
+class SingleLabel(Head):
     """Single-label classification; see `toolkit.tasks.heads.Head`."""
 
+    problem_type = "single_label_classification"
     best_metric = "accuracy"
     error_name = "confidence"
     answer_columns = ("prediction", "score", "scores")
     has_classes = True
+    overall, per_label = CLASSIFICATION, PER_CLASS
 
     def __init__(self, options: Any) -> None:
-        self.options = options
-        self.names = plain_map(options.label_map)
-        self.state: dict[str, Any] = {"labels": options.labels, "class_weights": None}
-
-    @property
-    def scores(self) -> Sequence[Score]:
-        return *CLASSIFICATION, *per_class_scores(PER_CLASS, self.state["labels"])
+        super().__init__(options)
+        self.state["class_weights"] = None
 
     def feature(self) -> Any:
         from datasets import Value
@@ -66,15 +63,10 @@ class SingleLabel:
         return {name: counts[name] for name in self.state["labels"]}
 
     def notes(self, counts: Mapping[str, int]) -> list[str]:
-        notes = map_notes(counts, self.options.label_map)
+        notes = super().notes(counts)
         if all(name.removeprefix("-").isdecimal() for name in counts):
             notes.append("Labels that are whole numbers are classes; task.problem_type=regression predicts numbers.")
         return notes
-
-    def configure(self, config: PreTrainedConfig) -> None:
-        from toolkit.tasks.labels import set_labels
-
-        set_labels(config, self.state["labels"], "single_label_classification")
 
     def target(self, label: str | None) -> int:
         return IGNORE_INDEX if label is None else self.state["labels"].index(label)
@@ -85,8 +77,6 @@ class SingleLabel:
         return shared(self._weights(labels, torch.float64), shares).sum()
 
     def loss_sum(self, logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> Tensor:
-        from toolkit.tasks.heads.losses import softmax_losses
-
         smoothing, gamma = self.options.label_smoothing_factor, self.options.focal_gamma
         losses = softmax_losses(logits, labels.clamp(min=0), smoothing, gamma)
         return shared(losses * self._weights(labels, losses.dtype), shares).sum()
