@@ -19,7 +19,10 @@ from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
 from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_quality, likelihood_scores
+from toolkit.modalities import seq2seq, text
+from toolkit.tasks import blocks, chat, generation
 from toolkit.tasks.records import LazyRecords
+from toolkit.tasks.tokens import labelled_positions, pad_labels, token_losses
 
 if TYPE_CHECKING:
     import datasets
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
 
     from toolkit.api.random import RowRandom
     from toolkit.metrics.score import Quality
-    from toolkit.modalities.text import TokenizerStyle
 
 AUTO_MODELS = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}
 BY_OBJECTIVE = dict.fromkeys(("prompts", "max_new_tokens"), ("causal",)) | {"mlm_probability": ("masked",)}
@@ -73,13 +75,10 @@ class LanguageModelingOptions:
         return unused_options(self, "objective", BY_OBJECTIVE) + unused_options(self, "data_format", BY_FORMAT)
 
     @property
-    def tokenizer_style(self) -> TokenizerStyle:
+    def tokenizer_style(self) -> text.TokenizerStyle:
         """Format of a new model's tokenizer."""
-        from toolkit.modalities import text
-        from toolkit.tasks.chat import control_tokens
-
         style = text.DECODER if self.objective == "causal" else text.ENCODER
-        return replace(style, extra_tokens=control_tokens(self.chat_template or ""))
+        return replace(style, extra_tokens=chat.control_tokens(self.chat_template or ""))
 
 
 def _column(data_format: str, help: str, label: bool = False) -> Column:
@@ -117,14 +116,11 @@ class LanguageModeling(Task):
 
         from toolkit.data.columns import used_columns
 
-        text = Value("string")
         if self.options.data_format == "messages":
-            return Features(messages=List({"role": text, "content": text}))
-        return Features(dict.fromkeys(used_columns(self), text))
+            return Features(messages=List({"role": Value("string"), "content": Value("string")}))
+        return Features(dict.fromkeys(used_columns(self), Value("string")))
 
     def check_row(self, row: Row, labelled: bool) -> Row:
-        from toolkit.tasks import chat
-
         if self.options.data_format == "messages":
             return {"messages": chat.check_messages(row["messages"], labelled)}
         if self.answers:
@@ -134,8 +130,6 @@ class LanguageModeling(Task):
         return {"text": row["text"]}
 
     def learn(self, rows: datasets.Dataset) -> None:
-        from toolkit.tasks import chat
-
         if self.answers and self.options.prompts is None:
             self.state["prompts"] = [chat.prompt_of(row) for row in islice(rows, 3)]
 
@@ -148,47 +142,33 @@ class LanguageModeling(Task):
         return [f"{lost} of {len(rows)} examples {why}."] if lost else []
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
-        from toolkit.tasks import chat
-
         if not self.answers:
             return iter(rows["text"])
         return (chat.as_text(chat.prompt_of(row), chat.answer_of(row) or "") for row in rows)
 
     def configure(self, config: PreTrainedConfig) -> None:
-        from toolkit.tasks.blocks import configure_decoder
-
         if self.causal:
-            configure_decoder(config)
+            blocks.configure_decoder(config)
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        from toolkit.tasks.blocks import encode_documents
-        from toolkit.tasks.chat import encode_examples, example_columns
-
         if self.answers:
-            return example_columns(encode_examples(rows, processor, labelled), self.options.block_size)
-        tokens = encode_documents(rows["text"], processor, self.causal)
+            return chat.example_columns(chat.encode_examples(rows, processor, labelled), self.options.block_size)
+        tokens = blocks.encode_documents(rows["text"], processor, self.causal)
         return {"tokens": tokens, "length": [len(ids) for ids in tokens]}
 
     def regroup(self, features: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        from toolkit.tasks.blocks import cut
-        from toolkit.tasks.chat import with_answers
-
         if self.answers:
-            return with_answers(features)
-        return cut(features, self.options.block_size, packing=self.options.packing, causal=self.causal)
+            return chat.with_answers(features)
+        return blocks.cut(features, self.options.block_size, packing=self.options.packing, causal=self.causal)
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
-        from toolkit.modalities import text
-        from toolkit.tasks.blocks import pad_parts, separators
-        from toolkit.tasks.tokens import labelled_positions, pad_labels
-
         pairs = [self._input_and_labels(row, processor, random) for row in features]
         inputs = text.pad([{"input_ids": ids.tolist()} for ids, _ in pairs], processor)
-        extra: dict[str, Any] = {"parts": pad_parts([row["targets"] for row in features], inputs["input_ids"])}
+        extra: dict[str, Any] = {"parts": blocks.pad_parts([row["targets"] for row in features], inputs["input_ids"])}
         if self.answers and not features[0]["answers"]:  # prompts without answers, which are to be generated
-            extra |= {"prompts": [row["tokens"] for row in features], "end": separators(processor)[1]}
+            extra |= {"prompts": [row["tokens"] for row in features], "end": blocks.separators(processor)[1]}
         labels = pad_labels([labels for _, labels in pairs], inputs["input_ids"])
         # The cache of keys and values is for generation; it would be made, and kept, in every pass.
         cache = {"use_cache": False} if self.causal else {}
@@ -199,56 +179,44 @@ class LanguageModeling(Task):
     ) -> tuple[np.ndarray, np.ndarray]:
         import numpy as np
 
-        from toolkit.tasks.blocks import mask_tokens, next_tokens
-        from toolkit.tasks.chat import inputs_and_labels
-
         tokens = np.array(row["tokens"])
         if self.answers:
-            return inputs_and_labels(tokens, row["answers"])
+            return chat.inputs_and_labels(tokens, row["answers"])
         if self.causal:
-            return next_tokens(tokens, processor)
+            return blocks.next_tokens(tokens, processor)
         special = np.array([i for i in processor.all_special_ids if i != processor.unk_token_id])
         share, generator = self.options.mlm_probability, random.generator(row["row_id"])
-        return mask_tokens(tokens, special, share, processor.mask_token_id, len(processor), generator)
+        return blocks.mask_tokens(tokens, special, share, processor.mask_token_id, len(processor), generator)
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
-        from toolkit.tasks.tokens import token_losses
-
         return token_losses(outputs.logits, batch["labels"], labelled=batch["labelled"])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
-        from toolkit.tasks.blocks import sums_of_parts
-        from toolkit.tasks.generation import continue_all
-
         extra = batch["extra"]
-        found = sums_of_parts(outputs.logits, batch["labels"], extra["parts"], batch["labelled"])
+        found = blocks.sums_of_parts(outputs.logits, batch["labels"], extra["parts"], batch["labelled"])
         if "prompts" in extra:
             room = (self.options.max_new_tokens, self.options.block_size)
-            found["ids"] = continue_all(model, extra["prompts"], extra["end"], *room)
+            found["ids"] = generation.continue_all(model, extra["prompts"], extra["end"], *room)
         return found
 
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
         from toolkit.data.columns import used_columns
-        from toolkit.modalities.seq2seq import decode
-        from toolkit.tasks.blocks import scored_documents
 
         sums = dict(predictions)
         ids = sums.pop("ids", None)
 
         def records() -> Iterator[Record]:
-            scored = scored_documents(sums, data.features, len(data.rows))
+            scored = blocks.scored_documents(sums, data.features, len(data.rows))
             for i, (row, scores) in enumerate(zip(data.rows, scored, strict=True)):
-                answer = {} if ids is None else {"prediction": decode(ids[i : i + 1], data.processor)[0]}
+                answer = {} if ids is None else {"prediction": seq2seq.decode(ids[i : i + 1], data.processor)[0]}
                 yield {name: row[name] for name in used_columns(self)} | answer | scores
 
         return LazyRecords(records)
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
-        from toolkit.tasks.blocks import by_document
-
-        sums = by_document(predictions, data.features, len(data.rows))
+        sums = blocks.by_document(predictions, data.features, len(data.rows))
         complete = self.causal and not self.answers
-        num_bytes = sum(len(text.encode()) for text in data.rows["text"]) if complete else None
+        num_bytes = sum(len(document.encode()) for document in data.rows["text"]) if complete else None
         loss, tokens, correct = (float(sums[name].sum()) for name in ("loss", "tokens", "correct"))
         return likelihood_scores(loss, tokens, correct, num_bytes)
 
@@ -257,14 +225,10 @@ class LanguageModeling(Task):
         return {"prediction": shown, "loss": record["loss"], "num_tokens": record["num_tokens"]}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
-        from toolkit.tasks.blocks import by_document
-
-        sums = by_document(predictions, data.features, len(data.rows))
+        sums = blocks.by_document(predictions, data.features, len(data.rows))
         return likelihood_quality(sums["loss"], sums["tokens"], sums["correct"])
 
     def describe(self, record: Record) -> Description:
-        from toolkit.tasks import chat
-
         known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"
         predicted = record.get("prediction", f"{known} ({record['num_tokens']} tokens)")
         if not self.answers:
@@ -275,25 +239,19 @@ class LanguageModeling(Task):
         return None if record["loss"] is None else (record["loss"],)
 
     def samples(self, model: PreTrainedModel, processor: Processor) -> list[str]:
-        from toolkit.tasks import chat
-
         if not self.causal:
             return []
         prompts = self.state.get("prompts", [""]) if self.options.prompts is None else self.options.prompts
         return chat.samples(model, processor, prompts, self.options, self.cfg.seed)
 
     def script(self) -> str:
-        from toolkit.tasks.generation import script_name
-
-        return script_name(self.causal, self.answers)
+        return generation.script_name(self.causal, self.answers)
 
     def graph_script(self) -> str:
         return self.script() if self.causal else "fill_mask"
 
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
-        from toolkit.tasks.generation import script_values
-
-        return script_values(model, processor, self.options.max_new_tokens, self.options.block_size)
+        return generation.script_values(model, processor, self.options.max_new_tokens, self.options.block_size)
 
 
 TASK = LanguageModeling

@@ -28,12 +28,15 @@ from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Positive
 from toolkit.main import main
-from toolkit.metrics.squad import SQUAD, squad_quality, squad_scores
+from toolkit.metrics.squad import SQUAD, f1, squad_quality, squad_scores
+from toolkit.modalities import text
+from toolkit.tasks import spans
+from toolkit.tasks.records import columns_of
 
 if TYPE_CHECKING:
     import datasets
     from torch import Tensor, nn
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
     from toolkit.api.random import RowRandom
     from toolkit.metrics.score import Quality
@@ -99,24 +102,17 @@ class QuestionAnswering(Task):
         return Features(texts | {"answers": answers, "trimmed": Value("bool")})
 
     def check_row(self, row: Row, labelled: bool) -> Row:
-        from toolkit.tasks.spans import check_answer
-
         for name in ("question", "context"):
             if not isinstance(row[name], str):
                 raise BadRow(f"column {name!r} holds {row[name]!r}, not text")
         answers, trimmed = NO_ANSWER, False
         if labelled:
-            answers, trimmed = check_answer(row)
+            answers, trimmed = spans.check_answer(row)
             if not answers["text"] and not self.options.version_2_with_negative:
                 raise BadRow("the question has no answer; task.version_2_with_negative=true allows that")
-        identifier = row.get("id")
-        return {
-            "id": None if identifier is None else str(identifier),
-            "question": row["question"],
-            "context": row["context"],
-            "answers": answers,
-            "trimmed": trimmed,
-        }
+        identifier = None if row.get("id") is None else str(row["id"])
+        texts = {"id": identifier, "question": row["question"], "context": row["context"]}
+        return texts | {"answers": answers, "trimmed": trimmed}
 
     def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
         trimmed = sum(rows["trimmed"][:])
@@ -135,45 +131,32 @@ class QuestionAnswering(Task):
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        from toolkit.tasks.spans import encode_windows
-
-        return encode_windows(rows, processor, self.options.max_length, self.options.doc_stride, labelled)
+        return spans.encode_windows(rows, processor, self.options.max_length, self.options.doc_stride, labelled)
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         import torch
 
-        from toolkit.modalities import text
-        from toolkit.tasks.spans import context_mask
-
         inputs = text.pad(features, processor)
-        return {
-            "inputs": inputs,
-            "labels": torch.tensor([[row["start"], row["end"]] for row in features]),
-            "extra": {"context_mask": context_mask([row["offsets"] for row in features], inputs["input_ids"].shape[1])},
-        }
+        labels = torch.tensor([[row["start"], row["end"]] for row in features])
+        mask = spans.context_mask([row["offsets"] for row in features], inputs["input_ids"].shape[1])
+        return {"inputs": inputs, "labels": labels, "extra": {"context_mask": mask}}
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         from torch.nn.functional import cross_entropy
 
-        from toolkit.tasks.spans import masked_logits
-
-        logits = masked_logits(outputs.start_logits, outputs.end_logits, batch["inputs"]["attention_mask"])
+        logits = spans.masked_logits(outputs.start_logits, outputs.end_logits, batch["inputs"]["attention_mask"])
         sides = zip(logits, batch["labels"].unbind(-1), strict=True)
         start, end = (cross_entropy(x, y, ignore_index=IGNORE_INDEX, reduction="sum") for x, y in sides)
         return start + end
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
-        from toolkit.tasks.spans import top_spans
-
-        return top_spans(
+        return spans.top_spans(
             outputs.start_logits, outputs.end_logits, batch["extra"]["context_mask"],
             self.options.n_best_size, self.options.max_answer_length,
         )  # fmt: skip
 
     def decode(self, predictions: Predictions, data: EvalData) -> list[Record]:
-        from toolkit.tasks.spans import best_answers
-
-        answers = best_answers(
+        answers = spans.best_answers(
             **predictions, features=data.features, rows=data.rows, n_best=self.options.n_best_size,
             null_threshold=self.options.null_score_diff_threshold, allow_null=self.options.version_2_with_negative,
         )  # fmt: skip
@@ -188,8 +171,7 @@ class QuestionAnswering(Task):
         ]
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
-        pairs = [(record["prediction_text"], record["answers"]) for record in records]
-        return squad_scores([text for text, _ in pairs], [answers for _, answers in pairs])
+        return squad_scores(*columns_of(records, "prediction_text", "answers"))
 
     def answer(self, record: Record) -> dict[str, Any]:
         return {"prediction": record["prediction_text"], "score": record["score"], "n_best": record["n_best"]}
@@ -197,20 +179,14 @@ class QuestionAnswering(Task):
     def script(self) -> str:
         return "question_answering"
 
-    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
-        return {}
-
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
-        texts, answers = zip(*((record["prediction_text"], record["answers"]) for record in records), strict=True)
-        return squad_quality(texts, answers)
+        return squad_quality(*columns_of(records, "prediction_text", "answers"))
 
     def describe(self, record: Record) -> Description:
         expected = " / ".join(map(repr, record["answers"])) or None
         return Description(record["question"], repr(record["prediction_text"]), expected)
 
     def error(self, record: Record) -> tuple[float, ...] | None:
-        from toolkit.metrics.squad import f1
-
         wrong = 1.0 - f1(record["prediction_text"], record["answers"])
         return (wrong, record["score"]) if wrong else None  # ties are ordered by confidence
 

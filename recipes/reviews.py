@@ -22,6 +22,7 @@ from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config
 from toolkit.main import main
 from toolkit.metrics.score import Score
+from toolkit.modalities.mixing import mixed, mixes
 from toolkit.modalities.options import AudioOptions, ImageOptions
 from toolkit.tasks.labels import map_problems
 from toolkit.tasks.records import LazyRecords
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
     from toolkit.metrics.score import Quality
-    from toolkit.tasks.heads import Head
 
 MODALITY_SETTINGS = {"max_length": ("text",), "image": ("image",), "audio": ("audio",)}
 """Settings that only one modality uses."""
@@ -119,6 +119,13 @@ def _parts(batch: Batch) -> list[tuple[Any, ...]]:
     return [(batch["labels"], shares), (others, 1 - shares)]
 
 
+def _targets(data: EvalData) -> np.ndarray:
+    """Returns the targets of an evaluation set, `[rows]` or `[rows, N]`."""
+    import numpy as np
+
+    return np.asarray(data.features["label"][:])
+
+
 class Reviews(Task):
     """Classification and regression of text, images and audio; see `toolkit.api.task.Task`."""
 
@@ -137,7 +144,7 @@ class Reviews(Task):
 
         super().__init__(cfg)
         self.modality: str = self.options.modality
-        self.head: Head = HEADS[self.options.problem_type](self.options)
+        self.head = HEADS[self.options.problem_type](self.options)
         self.state, self.best_metric, self.error_name = self.head.state, self.head.best_metric, self.head.error_name
         self.answer_columns = self.head.answer_columns
 
@@ -197,14 +204,10 @@ class Reviews(Task):
 
     @property
     def mixes(self) -> bool:
-        from toolkit.modalities.mixing import mixes
-
-        return self.modality == "image" and mixes(self.options.image)
+        return mixes(self.options.image)
 
     def mix(self, batch: Batch, others: Batch, row_ids: Sequence[int], random: RowRandom) -> Batch:
         import torch
-
-        from toolkit.modalities.mixing import mixed
 
         pixels, shares = (batch["inputs"]["pixel_values"], others["inputs"]["pixel_values"]), []
         images = []
@@ -245,9 +248,7 @@ class Reviews(Task):
         return LazyRecords(records)
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
-        import numpy as np
-
-        return self.head.metrics(predictions["scores"], np.asarray(data.features["label"][:]))
+        return self.head.metrics(predictions["scores"], _targets(data))
 
     def answer(self, record: Record) -> dict[str, Any]:
         return self.head.answer(record)
@@ -263,9 +264,7 @@ class Reviews(Task):
         return {"single": self.head.has_classes, "numbers": numbers, "answers": several, "scales": scales}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
-        import numpy as np
-
-        return self.head.quality(predictions["scores"], np.asarray(data.features["label"][:]))
+        return self.head.quality(predictions["scores"], _targets(data))
 
     def baselines(
         self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]
@@ -284,9 +283,7 @@ class Reviews(Task):
         return self.head.error(record)
 
     def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[Section]:
-        import numpy as np
-
-        return self.head.report_sections(name, predictions["scores"], np.asarray(data.features["label"][:]), folder)
+        return self.head.report_sections(name, predictions["scores"], _targets(data), folder)
 
 
 TASK = Reviews

@@ -20,17 +20,20 @@ from toolkit.config.sections import STRICT, Config
 from toolkit.main import main
 from toolkit.metrics.entities import ENTITIES, PER_ENTITY, entities, entity_quality, entity_scores, num_entities
 from toolkit.metrics.score import Score, per_class_scores
-from toolkit.tasks.records import LazyRecords
+from toolkit.modalities import text
+from toolkit.tasks import tagging
+from toolkit.tasks.labels import set_labels
+from toolkit.tasks.records import LazyRecords, columns_of
+from toolkit.tasks.tokens import pad_labels, token_losses
 
 if TYPE_CHECKING:
     import datasets
     from torch import Tensor, nn
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
     from toolkit.metrics.score import Quality
-    from toolkit.modalities.text import TokenizerStyle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +62,8 @@ class TokenClassificationOptions:
         return found
 
     @property
-    def tokenizer_style(self) -> TokenizerStyle:
+    def tokenizer_style(self) -> text.TokenizerStyle:
         """Format of a new model's tokenizer: case is kept, because names begin with capitals."""
-        from toolkit.modalities import text
-
         return replace(text.ENCODER, lowercase=False)
 
 
@@ -91,9 +92,7 @@ class TokenClassification(Task):
     @property
     def tags(self) -> list[str]:
         """Names of the classes."""
-        from toolkit.tasks.tagging import tag_names
-
-        return tag_names(self.state["entity_types"])
+        return tagging.tag_names(self.state["entity_types"])
 
     def auto_model(self, config: PreTrainedConfig) -> str:
         return "AutoModelForTokenClassification"
@@ -104,11 +103,9 @@ class TokenClassification(Task):
         return Features({name: List(Value("string")) for name in self.columns})
 
     def check_row(self, row: Row, labelled: bool) -> Row:
-        from toolkit.tasks.tagging import check_tags, check_tokens
-
-        tokens, tags = check_tokens(row["tokens"], "tokens"), None
+        tokens, tags = tagging.check_tokens(row["tokens"], "tokens"), None
         if labelled:
-            tags = check_tags(check_tokens(row["tags"], "tags"), tokens, self.state["entity_types"])
+            tags = tagging.check_tags(tagging.check_tokens(row["tags"], "tags"), tokens, self.state["entity_types"])
         return {"tokens": tokens, "tags": tags}
 
     def learn(self, rows: datasets.Dataset) -> None:
@@ -125,30 +122,21 @@ class TokenClassification(Task):
         return map(" ".join, rows["tokens"])
 
     def configure(self, config: PreTrainedConfig) -> None:
-        from toolkit.tasks.labels import set_labels
-
         set_labels(config, self.tags, None)
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        from toolkit.tasks.tagging import encode_words, labels_of
-
-        windows = encode_words(rows["tokens"], processor, self.options.max_length, self.options.stride)
+        windows = tagging.encode_words(rows["tokens"], processor, self.options.max_length, self.options.stride)
         number = {tag: i for i, tag in enumerate(self.tags)}
         tags = [[number[tag] for tag in row] if labelled else None for row in rows["tags"]]
-        return windows | {"labels": labels_of(windows, tags)}
+        return windows | {"labels": tagging.labels_of(windows, tags)}
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
-        from toolkit.modalities import text
-        from toolkit.tasks.tokens import pad_labels
-
         inputs = text.pad(features, processor)
         return {"inputs": inputs, "labels": pad_labels([row["labels"] for row in features], inputs["input_ids"])}
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
-        from toolkit.tasks.tokens import token_losses
-
         return token_losses(outputs.logits, batch["labels"])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
@@ -156,17 +144,13 @@ class TokenClassification(Task):
         return {"classes": classes.int(), "scores": scores}
 
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
-        from toolkit.tasks.tagging import tagged
-
-        return LazyRecords(lambda: tagged(predictions, data.features, data.rows, self.tags))
+        return LazyRecords(lambda: tagging.tagged(predictions, data.features, data.rows, self.tags))
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
-        predicted, expected = zip(*((record["prediction"], record["tags"]) for record in records), strict=True)
-        return entity_scores(predicted, expected, self.state["entity_types"])
+        return entity_scores(*columns_of(records, "prediction", "tags"), types=self.state["entity_types"])
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
-        predicted, expected = zip(*((record["prediction"], record["tags"]) for record in records), strict=True)
-        return entity_quality(predicted, expected)
+        return entity_quality(*columns_of(records, "prediction", "tags"))
 
     def baselines(
         self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]
@@ -189,16 +173,10 @@ class TokenClassification(Task):
     def script(self) -> str:
         return "token_classification"
 
-    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
-        return {}
-
     def describe(self, record: Record) -> Description:
-        from toolkit.tasks.tagging import listed
-
         tokens, tags = record["tokens"], record["tags"]
-        return Description(
-            " ".join(tokens), listed(tokens, record["prediction"]), None if tags is None else listed(tokens, tags)
-        )
+        expected = None if tags is None else tagging.listed(tokens, tags)
+        return Description(" ".join(tokens), tagging.listed(tokens, record["prediction"]), expected)
 
     def error(self, record: Record) -> tuple[float, ...] | None:
         if record["tags"] is None:

@@ -7,11 +7,13 @@ with each other; then the mixture would depend on how a window is cut into batch
 from __future__ import annotations
 
 import math
-
-import numpy as np
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from toolkit.modalities.options import ImageOptions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 
 def mixes(options: ImageOptions) -> bool:

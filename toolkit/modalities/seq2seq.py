@@ -6,18 +6,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from toolkit.api.batch import IGNORE_INDEX
 from toolkit.api.task import limits_of
 from toolkit.base.errors import InputError
 from toolkit.config.messages import nearest
 from toolkit.config.sections import ModelConfig
-from toolkit.data.batching.budget import multiple_of, padded_length
 from toolkit.modalities import text
 from toolkit.modalities.text import too_long
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 STYLE = text.TokenizerStyle(
@@ -155,6 +153,10 @@ def pad_pairs(
         The model's inputs, `[B, S]` and for the decoder `[B, T]` int64, and labels `[B, T]` int64, padded with
         `IGNORE_INDEX`. T is at least 1.
     """
+    import torch
+
+    from toolkit.data.batching.budget import multiple_of, padded_length
+
     inputs = text.pad(features, tokenizer)
     longest = max(1, *(len(row["labels"]) for row in features))
     labels = torch.full((len(features), padded_length(longest, multiple_of(tokenizer))), IGNORE_INDEX)
@@ -181,6 +183,7 @@ def generate(model: Any, outputs: Any, inputs: dict[str, torch.Tensor], **settin
     Returns:
         `[B, T]` int32 ids without the start token, padded with the padding id.
     """
+    import torch
     from transformers.modeling_outputs import BaseModelOutput
 
     states, mask = outputs.encoder_last_hidden_state, inputs["attention_mask"]

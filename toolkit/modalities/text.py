@@ -12,7 +12,6 @@ from toolkit.api.batch import BadRow
 from toolkit.api.task import limits_of
 from toolkit.base.errors import InputError, pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.data.batching.budget import multiple_of, padded_length
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +59,8 @@ def shape_problems(config: PreTrainedConfig, options: Any, multiple: int, num_vi
         multiple: `train.pad_to_multiple_of`.
         num_virtual_tokens: length of a prefix of prompt tuning.
     """
+    from toolkit.data.batching.budget import padded_length
+
     room = positions(config)
     if room is None:
         return []
@@ -349,6 +350,8 @@ def decoded(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, options:
 
 def pad(features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
     """Pads token columns on the right (see `padding_to`) and returns them as `[B, T]` int64 tensors."""
+    from toolkit.data.batching.budget import multiple_of  # imports numpy, which a recipe's import must not
+
     columns = [{name: row[name] for name in MODEL_INPUTS if name in row} for row in features]
     multiple = multiple_of(tokenizer)
     return dict(tokenizer.pad(columns, padding_side="right", pad_to_multiple_of=multiple, return_tensors="pt"))

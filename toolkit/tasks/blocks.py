@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from toolkit.api.batch import IGNORE_INDEX, Predictions
 from toolkit.base.errors import InputError
 from toolkit.metrics.likelihood import perplexity
 from toolkit.tasks.tokens import are_correct, token_losses
 
 if TYPE_CHECKING:
+    import numpy as np
     from datasets import Dataset
+    from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 
@@ -107,6 +105,8 @@ def _last(tokens: list[int], owners: list[int], before: int) -> Iterator[dict[st
 
 
 def _block(tokens: list[int], owners: list[int], part: slice, before: int) -> dict[str, Any]:
+    import numpy as np
+
     rows = np.array(owners[part][before:])
     return {
         "tokens": tokens[part],
@@ -121,6 +121,8 @@ def next_tokens(tokens: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> tuple
 
     The token that begins documents is predicted only if it also ends them.
     """
+    import numpy as np
+
     begin, end = separators(tokenizer)
     targets = tokens[1:]
     return tokens[:-1], targets if begin == end else np.where(targets == begin, IGNORE_INDEX, targets)
@@ -148,6 +150,8 @@ def mask_tokens(
     Returns:
         `[T]` input ids, and `[T]` labels that are `IGNORE_INDEX` at tokens that were not selected.
     """
+    import numpy as np
+
     choice, fate = random.random((2, len(tokens)))
     anything = random.integers(vocab_size, size=len(tokens))
     chosen = (choice < probability) & ~np.isin(tokens, special)
@@ -162,10 +166,12 @@ def pad_parts(targets: Sequence[Sequence[int]], input_ids: Tensor) -> Tensor:
         targets: the number of targets of each part, for each block.
         input_ids: the input ids of the batch, `[B, T]`.
     """
-    parts = torch.zeros_like(input_ids)
+    import numpy as np
+
+    parts = input_ids.new_zeros(input_ids.shape)
     for place, counts in zip(parts, targets, strict=True):
         if len(counts) > 1:  # a single part may have tokens that are no targets
-            place[: sum(counts)] = torch.as_tensor(np.repeat(np.arange(len(counts)), counts))
+            place[: sum(counts)] = parts.new_tensor(np.repeat(np.arange(len(counts)), counts))
     return parts
 
 
@@ -187,11 +193,9 @@ def sums_of_parts(logits: Tensor, labels: Tensor, parts: Tensor, labelled: Tenso
         "correct": are_correct(logits, labels, labelled).long(),
     }
     shape = (len(labels), int(parts.max()) + 1)
-    places = parts.cpu()  # a GPU would add in any order
-    return {
-        name: torch.zeros(shape, dtype=each.dtype).scatter_add(1, places, each.cpu()).to(each.device)
-        for name, each in values.items()
-    }
+    places, host = parts.cpu(), {name: each.cpu() for name, each in values.items()}  # a GPU would add in any order
+    sums = {name: each.new_zeros(shape).scatter_add(1, places, each) for name, each in host.items()}
+    return {name: each.to(logits.device) for name, each in sums.items()}
 
 
 def scored_documents(predictions: Predictions, features: Dataset, num_documents: int) -> Iterator[dict[str, Any]]:
@@ -216,6 +220,8 @@ def by_document(predictions: Predictions, features: Dataset, num_documents: int)
     Returns:
         Sums `[num_documents]` float64 by name; 0 for a document without targets.
     """
+    import numpy as np
+
     counts = [len(targets) for targets in features["targets"][:]]
     rows = np.concatenate([first + np.arange(n) for first, n in zip(features["example"][:], counts, strict=True)])
     held = np.array(counts)[:, None]

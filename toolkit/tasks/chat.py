@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from toolkit.api.batch import IGNORE_INDEX, BadRow, Row
 from toolkit.base.console import shorten
 from toolkit.base.errors import DataError, InputError
@@ -16,6 +14,7 @@ from toolkit.tasks.generation import continue_text, continue_tokens
 from toolkit.tasks.records import checked_text
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Message = dict[str, str]
@@ -282,6 +281,8 @@ def with_answers(features: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]
 
 def inputs_and_labels(tokens: np.ndarray, mask: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the input ids and the labels `[T]` of a feature row: each token's successor, if it is of an answer."""
+    import numpy as np
+
     if not mask:
         return tokens, np.full_like(tokens, IGNORE_INDEX)
     return tokens[:-1], np.where(mask[1:], tokens[1:], IGNORE_INDEX)

@@ -6,13 +6,12 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from toolkit.api.batch import IGNORE_INDEX
 from toolkit.base.errors import InputError
 from toolkit.tasks.blocks import separators
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TOP_K = 50
@@ -63,6 +62,7 @@ def continue_tokens(
     Returns:
         The new tokens.
     """
+    import torch
     from transformers import GenerationConfig
 
     block_size -= getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", 0)
@@ -139,5 +139,7 @@ def continue_all(
     Returns:
         `[prompts, T]` int64 new tokens, padded with `IGNORE_INDEX`.
     """
+    import torch
+
     new = [torch.tensor(continue_tokens(model, ids, end, max_new_tokens, block_size)) for ids in prompts]
     return torch.nn.utils.rnn.pad_sequence(new, batch_first=True, padding_value=IGNORE_INDEX)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from toolkit.api.batch import BadRow, Record
@@ -21,6 +21,12 @@ class LazyRecords:
 
     def __iter__(self) -> Iterator[Record]:
         return self._make()
+
+
+def columns_of(records: Iterable[Record], *names: str) -> list[list[Any]]:
+    """Returns the values of each name in all records."""
+    rows = list(records)
+    return [[row[name] for row in rows] for name in names]
 
 
 def checked_text(value: Any, name: str, place: str) -> str:

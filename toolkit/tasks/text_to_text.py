@@ -12,6 +12,9 @@ from toolkit.api.batch import IGNORE_INDEX, Batch, Description, EvalData, ModelO
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
+from toolkit.modalities import seq2seq
+from toolkit.tasks.records import columns_of
+from toolkit.tasks.tokens import are_correct, labelled_positions, token_losses
 
 if TYPE_CHECKING:
     import datasets
@@ -91,29 +94,22 @@ class TextToText(Task):
         """Returns the error of a text that differs from its reference; greater is worse."""
 
     def auto_model(self, config: PreTrainedConfig) -> str:
-        """See `Task`."""
         return "AutoModelForSeq2SeqLM"
 
     def schema(self) -> datasets.Features:
-        """See `Task`."""
         from datasets import Features, Value
 
         return Features({self.source: Value("string"), self.target: Value("string")})
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
-        """See `Task.training_texts`."""
         return chain(rows[self.source], rows[self.target])
 
     def configure(self, config: PreTrainedConfig) -> None:
-        """See `Task.configure`."""
         self.state["decoder_start_token_id"] = getattr(config, "decoder_start_token_id", None)
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        """See `Task`."""
-        from toolkit.modalities import seq2seq
-
         options = self.options
         sources = [options.source_prefix + source for source in rows[self.source]]
         with seq2seq.languages(processor, options.source_lang, options.target_lang):
@@ -123,16 +119,7 @@ class TextToText(Task):
             )  # fmt: skip
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
-        """See `Task`.
-
-        Raises:
-            InputError: if neither the language nor the model's configuration defines the decoder's start token.
-        """
-        from toolkit.modalities import seq2seq
-        from toolkit.tasks.tokens import labelled_positions
-
-        start, first = seq2seq.language_ids(processor, self.options.source_lang, self.options.target_lang)
-        start = self.state["decoder_start_token_id"] if start is None else start
+        start, first = self._first_ids(processor)
         if start is None:
             raise InputError(
                 "model: its configuration has no decoder_start_token_id, so the start of a generated text is not "
@@ -143,34 +130,21 @@ class TextToText(Task):
         return {"inputs": inputs, "labels": labels, "labelled": labelled_positions(labels), "extra": extra}
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
-        """See `Task`."""
-        from toolkit.tasks.tokens import token_losses
-
         smoothing = self.options.label_smoothing_factor
         return token_losses(outputs.logits, batch["labels"], label_smoothing=smoothing, labelled=batch["labelled"])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
-        """See `Task`; returns `ids` `[B, T]`, and the number of `tokens` and of `correct` ones `[B]`."""
-        from toolkit.modalities import seq2seq
-        from toolkit.tasks.tokens import are_correct
-
-        options, labels = self.options, batch["labels"]
-        ids = seq2seq.generate(
-            model, outputs, batch["inputs"],
-            decoder_start_token_id=batch["extra"]["start"], forced_bos_token_id=batch["extra"]["first"],
-            max_new_tokens=options.val_max_target_length or options.max_target_length,
-            num_beams=options.num_beams, length_penalty=options.length_penalty,
-        )  # fmt: skip
+        """Returns `ids` `[B, T]`, and the number of `tokens` and of `correct` ones `[B]`."""
+        labels, extra = batch["labels"], batch["extra"]
         return {
-            "ids": ids,
+            "ids": seq2seq.generate(
+                model, outputs, batch["inputs"], **self._generation(extra["start"], extra["first"])
+            ),
             "tokens": (labels != IGNORE_INDEX).sum(-1).int(),
             "correct": are_correct(outputs.logits, labels, batch["labelled"]).sum(-1).int(),
         }
 
     def decode(self, predictions: Predictions, data: EvalData) -> list[Record]:
-        """See `Task`."""
-        from toolkit.modalities import seq2seq
-
         texts = seq2seq.decode(predictions["ids"], data.processor)
         return [
             {self.source: row[self.source], "prediction": text, "reference": row[self.target]}
@@ -178,18 +152,15 @@ class TextToText(Task):
         ]
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
-        """See `Task`."""
         accuracy = float(predictions["correct"].sum() / predictions["tokens"].sum())
-        return self.text_scores(*_texts(records)) | {"token_accuracy": accuracy}
+        return self.text_scores(*columns_of(records, "prediction", "reference")) | {"token_accuracy": accuracy}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
-        """See `Task.quality`."""
-        return self.text_quality(*_texts(records))
+        return self.text_quality(*columns_of(records, "prediction", "reference"))
 
     def baselines(
         self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]
     ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
-        """See `SupportsBaselines`."""
         for name, answer in self.simple_answers(train).items():
             scores = {}
             for part, rows in sets.items():
@@ -202,37 +173,32 @@ class TextToText(Task):
         return {"copy of the source": str}
 
     def script(self) -> str:
-        """See `Task.script`."""
         return "text_to_text"
 
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
-        """See `Task.script_values`."""
-        from toolkit.modalities import seq2seq
+        generation = self._generation(*self._first_ids(processor))
+        return {"generation": generation, "multilingual": hasattr(processor, "src_lang")}
 
+    def _first_ids(self, processor: Processor) -> tuple[int | None, int | None]:
+        """Returns the decoder's start id and the forced first id of a text."""
+        start, first = seq2seq.language_ids(processor, self.options.source_lang, self.options.target_lang)
+        return self.state["decoder_start_token_id"] if start is None else start, first
+
+    def _generation(self, start: int | None, first: int | None) -> dict[str, Any]:
         options = self.options
-        start, first = seq2seq.language_ids(processor, options.source_lang, options.target_lang)
-        generation = {
-            "decoder_start_token_id": self.state["decoder_start_token_id"] if start is None else start,
+        return {
+            "decoder_start_token_id": start,
             "forced_bos_token_id": first,
             "max_new_tokens": options.val_max_target_length or options.max_target_length,
             "num_beams": options.num_beams,
             "length_penalty": options.length_penalty,
         }
-        return {"generation": generation, "multilingual": hasattr(processor, "src_lang")}
 
     def describe(self, record: Record) -> Description:
-        """See `Task`."""
         return Description(record[self.source], record["prediction"], record["reference"])
 
     def error(self, record: Record) -> tuple[float, ...] | None:
-        """See `Task.error`."""
         prediction, reference = record["prediction"], record["reference"]
         if reference is None or reference == prediction:
             return None
         return (self.text_error(prediction, reference),)
-
-
-def _texts(records: Iterable[Record]) -> tuple[list[str], list[str]]:
-    """Returns the predictions and the references of records."""
-    pairs = [(record["prediction"], record["reference"]) for record in records]
-    return [text for text, _ in pairs], [reference for _, reference in pairs]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from toolkit.api.batch import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 
 def pad_labels(labels: Sequence[Sequence[int] | np.ndarray], input_ids: Tensor) -> Tensor:
     """Returns labels as `[B, T]` int64, padded on the right with `IGNORE_INDEX` to the shape of the input ids."""
-    padded = torch.full_like(input_ids, IGNORE_INDEX)
+    padded = input_ids.new_full(input_ids.shape, IGNORE_INDEX)
     for place, row in zip(padded, labels, strict=True):
-        place[: len(row)] = torch.as_tensor(row)
+        place[: len(row)] = padded.new_tensor(row)
     return padded
 
 
@@ -40,9 +41,11 @@ def token_losses(
         label_smoothing: part of each label's probability that is distributed over all classes.
         labelled: the labelled positions `[n]`, if the model may have computed only their logits.
     """
+    from torch.nn.functional import cross_entropy
+
     some = labelled is not None and logits.shape[:2] != labels.shape
     targets = labels.flatten()[labelled] if some else labels.flatten()
-    losses = torch.nn.functional.cross_entropy(
+    losses = cross_entropy(
         logits.flatten(0, 1), targets, ignore_index=IGNORE_INDEX, reduction=reduction, label_smoothing=label_smoothing
     )
     return losses if reduction == "sum" else _spread(losses, labels, labelled if some else None)
