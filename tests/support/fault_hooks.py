@@ -126,7 +126,7 @@ def no_prediction() -> None:
     def refused(*_: Any, **__: Any) -> Any:
         raise InputError("memory is not predicted in this test")
 
-    _replace("toolkit.footprint.predict.predicted_footprint", lambda _: refused)
+    _replace("toolkit.footprint.predict.predicted", lambda _: refused)
 
 
 def use_cache(path: str) -> None:

@@ -98,7 +98,7 @@ def _keep_imported() -> None:
 
 def _no_prediction() -> AbstractContextManager[Any]:
     refused = InputError("memory is not predicted in this test")
-    return patch("toolkit.footprint.predict.predicted_footprint", side_effect=refused)
+    return patch("toolkit.footprint.predict.predicted", side_effect=refused)
 
 
 def weights(output_dir: Path) -> dict[str, torch.Tensor]:

@@ -23,6 +23,10 @@ class Modality(Protocol):
     def AUTO_PROCESSOR(self) -> str:  # noqa: N802 - a constant of a module
         """Name of the `transformers` auto class of the modality's processors."""
 
+    @property
+    def LIBRARIES(self) -> tuple[str, ...]:  # noqa: N802
+        """Libraries that read its inputs, beside those that run the model."""
+
     def load_processor(self, source: str, model: ModelConfig, options: Any) -> Processor:
         """Loads the processor of a pretrained model, a run or a checkpoint.
 
@@ -55,6 +59,9 @@ class Modality(Protocol):
 
     def check_model(self, config: PreTrainedConfig, options: Any) -> list[str]:
         """Returns one complete message for each conflict between a model and the task's options."""
+
+    def longest(self, options: Any, processor: Processor) -> int | None:
+        """Returns the largest length of an input in the unit of `length`, or None if the options have no limit."""
 
 
 class InputModality(Modality, Protocol):

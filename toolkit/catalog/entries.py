@@ -62,11 +62,7 @@ CELL, COLUMNS, ROWS = 28, 30, 3
 
 
 def fashion(raw: Path, target: Path) -> None:
-    """Crops the images from the sprite, in which the rows of each class follow those of the previous one.
-
-    Raises:
-        ValueError: if the sprite has an unexpected size.
-    """
+    """Crops the images from the sprite, in which the rows of each class follow those of the previous one."""
     from PIL import Image
 
     with Image.open(raw / "fashion-mnist-sprite.png") as opened:
@@ -90,11 +86,7 @@ CLIPS = {"train": range(0, 50, 2), "validation": range(20)}
 
 
 def spoken_digits(raw: Path, target: Path) -> None:
-    """Extracts clips from the archive; the speaker of the validation part has no clips in training.
-
-    Raises:
-        ValueError: if clips are missing in the archive.
-    """
+    """Extracts clips from the archive; the speaker of the validation part has no clips in training."""
     import tarfile
 
     wanted = {
@@ -148,12 +140,7 @@ DEFAULT_FOLDER = "data"
 
 @dataclass(frozen=True)
 class Source:
-    """One file that is downloaded.
-
-    Args:
-        url: address of the file.
-        file: name of the file, for the conversion and in a local mirror.
-    """
+    """A file to download; `file` is its name for the conversion and in a local mirror."""
 
     url: str
     file: str
@@ -161,24 +148,15 @@ class Source:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A public dataset, and how it is converted to files that a recipe reads.
+    """A public dataset, and how it is converted to files that a recipe reads."""
 
-    Args:
-        summary: one-line description, for the help.
-        licence: its licence.
-        homepage: address of its description.
-        sources: the files to download.
-        convert: reads the sources in its first argument, a folder, and writes the dataset into its second.
-        sha256: checksum of each resulting file or folder (see `toolkit.catalog.get.digest`) on which the figures
-            in the recipes' READMEs were measured.
-    """
-
-    summary: str
-    licence: str
-    homepage: str
-    sources: tuple[Source, ...]
-    convert: Callable[[Path, Path], None]
+    summary: str  # one-line description, for the help
+    licence: str  # its licence
+    homepage: str  # address of its description
+    sources: tuple[Source, ...]  # the files to download
+    convert: Callable[[Path, Path], None]  # reads the sources in a folder, and writes the dataset into another
     sha256: Mapping[str, str]
+    """Checksum (`toolkit.catalog.get.digest`) of each file or folder on which the recipes' figures were measured."""
 
 
 def _github(repository: str, revision: str, path: str) -> Source:
@@ -300,11 +278,7 @@ CATALOG: dict[str, CatalogEntry] = {
 
 
 def command_for(path: str | Path) -> str | None:
-    """Returns the command that downloads a data file, or None if the file is not part of a dataset of the catalog.
-
-    Args:
-        path: a file or folder, in `.../data/<name>` if it is part of a dataset.
-    """
+    """Returns the command that downloads a file in `.../data/<name>`, or None if the catalog has no such dataset."""
     parts = Path(path).parts
     for place, (folder, name) in enumerate(pairwise(parts)):
         if folder == DEFAULT_FOLDER and name in CATALOG:

@@ -34,12 +34,6 @@ class DownloadError(ToolkitError):
 def download(url: str, path: Path, timeout: float = TIMEOUT_SECONDS, max_bytes: int = MAX_BYTES) -> None:
     """Downloads a file under a temporary name, and renames it when it is complete and on the disk.
 
-    Args:
-        url: address of the file.
-        path: the file to write.
-        timeout: seconds that the server may take to respond.
-        max_bytes: largest size of the file.
-
     Raises:
         DownloadError: if the download fails, is incomplete or too large, or cannot be written.
     """
@@ -77,16 +71,7 @@ def _reason(error: Exception) -> str:
 
 
 def copy_from_mirror(mirror: Path, file: str, path: Path) -> None:
-    """Copies a file that was downloaded by hand.
-
-    Args:
-        mirror: folder of the downloaded files.
-        file: name of the file in it.
-        path: the file to write.
-
-    Raises:
-        DownloadError: if the file does not exist or cannot be read.
-    """
+    """Copies a file of a folder of sources that were downloaded by hand."""
     try:
         shutil.copyfile(mirror / file, path)
     except OSError as error:
@@ -94,10 +79,7 @@ def copy_from_mirror(mirror: Path, file: str, path: Path) -> None:
 
 
 def digest(path: Path) -> str:
-    """Returns the sha256, in hexadecimal, of a file, or of the names and contents of the files in a folder.
-
-    The content of a PNG image in a folder is its pixels: its bytes depend on the version of zlib.
-    """
+    """Returns the sha256 of a file, or of the names and contents of a folder's files (of PNG images, their pixels)."""
     if path.is_file():
         return file_sha256(path)
     total = hashlib.sha256()
@@ -160,11 +142,7 @@ def get_dataset(
 
 
 def _missing_files(entry: CatalogEntry, folder: Path) -> list[str]:
-    """Returns the missing files of a dataset's folder.
-
-    Raises:
-        InputError: if the folder is not this dataset, or files have changed.
-    """
+    """Returns the missing files of a dataset's folder; another folder, or changed files, are an InputError."""
     noted = _noted_files(folder / NOTE)
     if noted is None:
         if all((folder / part).exists() and digest(folder / part) == entry.sha256[part] for part in entry.sha256):
@@ -251,11 +229,7 @@ def _convert(name: str, entry: CatalogEntry, raw: Path, made: Path) -> None:
 
 
 def _restore(made: Path, folder: Path, missing: list[str]) -> None:
-    """Moves missing files into a dataset's folder.
-
-    Raises:
-        DownloadError: if they differ from the recorded ones.
-    """
+    """Moves missing files into a dataset's folder; files that differ from the recorded ones are a DownloadError."""
     noted, now = (json.loads((place / NOTE).read_text(encoding="utf-8")) for place in (folder, made))
     different = [file for file in missing if now["files"].get(file) != noted["files"][file]]
     if different:

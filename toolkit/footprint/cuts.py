@@ -22,14 +22,7 @@ _BY_INPUTS = (plans.ROWS, plans.SCATTERED_ROWS)
 
 
 class Cuts:
-    """Watches a model for what `toolkit.footprint.simulate.Footprint` says about splits.
-
-    Args:
-        model: a model, before its forward pass.
-
-    Attributes:
-        figures: fields of a footprint; complete after the backward pass.
-    """
+    """Watches a model's passes for the fields of `toolkit.footprint.simulate.Footprint` about splits (`figures`)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.figures: dict[str, Any] = {

@@ -42,11 +42,7 @@ _INDEXED = {
 
 
 class UnknownValue(InputError):  # noqa: N818 - names the cause
-    """Raised if a training step cannot be simulated on fake tensors.
-
-    Args:
-        operation: the operation, or a few words on the cause.
-    """
+    """A training step cannot be simulated on fake tensors, because of an operation or another cause."""
 
     def __init__(self, operation: Any) -> None:
         super().__init__(
@@ -103,13 +99,8 @@ def _on_cpu(kwargs: Any) -> Any:
 def dynamic(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode, guess: bool) -> tuple[Any, bool]:
     """Runs an operation if its result, or the size of its result, depends on values.
 
-    Args:
-        func: the operation.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        fake: the mode of the fake tensors.
-        guess: whether an unknown boolean or integer counts as False. Initializers of weights and optimizers allocate
-            the same memory for either value.
+    With `guess`, an unknown boolean or integer counts as False: initializers of weights and optimizers allocate the
+    same memory for either value.
 
     Returns:
         The result, and whether this is such an operation; if it is not, it was not run.
@@ -146,11 +137,7 @@ def as_fake(value: Tensor, fake: FakeTensorMode) -> Tensor:
 
 
 def with_positions(func: Any, args: Any, fake: FakeTensorMode) -> Any:
-    """Replaces masks among the indices of an operation by positions, so that the shape of its result is known.
-
-    Raises:
-        UnknownValue: if a mask's values are not known.
-    """
+    """Replaces masks among an operation's indices by positions, which give its result a shape (or UnknownValue)."""
     if func not in _INDEXED:
         return args
     indices: list[Any] = []
@@ -324,9 +311,8 @@ def without_memory() -> Iterator[Ledger]:
 def movable_fakes() -> Iterator[None]:
     """Lets libraries move and copy modules of fake tensors, which fails in torch.
 
-    torch swaps a fake tensor for a new one to move it, and copies its mode along with it. Inside this context
-    `Module.to` returns the module unchanged, since it is already on its device, and copies are new tensors of the same
-    mode.
+    To move a fake tensor, torch copies its mode too. Here `Module.to` returns the module unchanged, since it is already
+    on its device, and copies are new tensors of the same mode.
     """
 
     def copy(self: FakeTensor, memo: dict[int, Any]) -> Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from toolkit import modalities
 from toolkit.api.batch import Batch, Processor, looked_up
 from toolkit.api.random import RowRandom
 from toolkit.api.task import Task, limits_of
@@ -29,16 +30,9 @@ if TYPE_CHECKING:
 
 
 def longest_batch(features: datasets.Dataset, task: Task, processor: Processor, seed: int, rows: int) -> Batch:
-    """Collates the longest rows into one micro-batch.
+    """Collates the longest of the preprocessed rows into a micro-batch of `rows`, repeating them if there are fewer.
 
     Its last token counts as padding, since models drop attention masks without padding.
-
-    Args:
-        features: preprocessed rows; repeated if there are fewer than `rows`.
-        task: the task, which collates them.
-        processor: the run's processor.
-        seed: seed of augmentation.
-        rows: number of rows of the micro-batch.
     """
     order = np.argsort(-np.asarray(features["length"][:]), kind="stable")
     batch = collated(features, [int(order[i % len(order)]) for i in range(rows)], task, processor, seed)
@@ -60,18 +54,15 @@ def limits(task: Task, processor: Processor) -> tuple[int | None, int | None]:
 
     Lengths are tokens, for audio inputs samples.
     """
-    options = task.options
-    lengths = {side: getattr(options, name) for side, name in limits_of(options).items()}
-    if task.modality == "audio":
-        return round(options.audio.max_seconds * processor.sampling_rate), lengths.get("target")
-    return lengths.get("input", lengths.get("source")), lengths.get("target")
+    source = modalities.load(task.modality).longest(task.options, processor)
+    return source, getattr(task.options, limits_of(task.options).get("target", ""), None)
 
 
 def stretched(batch: Batch, shorter: Batch, source: int | None, target: int | None) -> Batch:
-    """Extends a batch to the given lengths by repeating its values.
+    """Extends a micro-batch to the given lengths by repeating its values.
 
     Args:
-        batch: a micro-batch.
+        batch: the micro-batch.
         shorter: a micro-batch with as many, but shorter, rows; the axes on which the two differ are extended.
         source: length of inputs, or None to keep it.
         target: length of the decoder's inputs and labels, or None to keep it.
@@ -121,17 +112,6 @@ def _repeated(tensor: Tensor, axis: int, size: int) -> Tensor:
     return tensor.index_select(axis, torch.arange(size) % tensor.shape[axis])
 
 
-def predicted(run: Run) -> Footprint:
-    """Predicts the memory of a run's training step from its model's configuration and its longest rows.
-
-    It may be called before or after training, on any process. Predictions are cached in the process.
-
-    Raises:
-        InputError: if the training step cannot be simulated on fake tensors.
-    """
-    return predicted_footprint(run)
-
-
 def predicted_parts(run: Run) -> dict[str, int] | None:
     """Returns the predicted bytes by the same parts that are measured, or None if they cannot be predicted."""
     try:
@@ -158,27 +138,23 @@ def shapes(batch: Any) -> Any:
 
 
 OF_MEMORY = (
-    "optim",
-    "optim_args",
-    "mixed_precision",
-    "activation_checkpointing",
-    "activation_compression",
-    "activation_offload",
-    "gradient_accumulation_steps",
-    "per_device_train_batch_size",
-    "max_tokens_per_batch",
-    "ema_decay",
-    "unpadded",
-    "fast_dropout",
-    "torch_compile",
-)
+    "optim", "optim_args", "mixed_precision", "activation_checkpointing", "activation_compression",
+    "activation_offload", "gradient_accumulation_steps", "per_device_train_batch_size", "max_tokens_per_batch",
+    "ema_decay", "unpadded", "fast_dropout", "torch_compile",
+)  # fmt: skip
 """Settings in the section `train` that a footprint depends on; those of `parallel` decide about padding, too."""
 
 _PREDICTED: dict[str, Footprint] = {}
 
 
-def predicted_footprint(run: Run) -> Footprint:
-    """See `toolkit.footprint.predict.predicted`."""
+def predicted(run: Run) -> Footprint:
+    """Predicts the memory of a run's training step from its model's configuration and its longest rows.
+
+    It may be called before or after training, on any process. Predictions are cached in the process.
+
+    Raises:
+        InputError: if the training step cannot be simulated on fake tensors.
+    """
     cfg, device = run.cfg, run.accelerator.device
     longest = int(lengths_of(run.data.train).sum(axis=1).max())
     size = min(largest(cfg.train, longest), len(run.data.train))

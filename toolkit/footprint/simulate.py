@@ -38,82 +38,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory in bytes and floating-point operations of one process's training step.
+    """Memory in bytes and floating-point operations of one process's training step."""
 
-    Args:
-        parameters: all weights; tied weights count once.
-        buffers: the model's buffers.
-        gradients: gradients of all trained weights.
-        optimizer_state: state of the optimizer (`toolkit.optim.state.state_bytes`).
-        copies: further copies of the weights: averages, anchors of local SGD.
-        weight_copies: weights in the mixed-precision type after the forward pass.
-        activations: tensors saved by the forward pass for the backward pass.
-        logits: outputs of the model and the loss.
-        batch: the micro-batches of a window; on a GPU only one, since the others wait in the CPU's memory.
-        working: other memory at the peak, such as gradients of activations or recomputed activations.
-        gradients_at_peak: gradients of weights that exist at the peak.
-        peak: largest memory during a step; less than the sum of the parts, because activations are freed while
-            gradients are created.
-        step_peak: largest memory during the optimizer's step.
-        trained: number of trained weights.
-        total: number of weights.
-        flops: floating-point operations of forward and backward pass of one micro-batch.
-        recomputed: part of `flops` that is recomputed.
-        rows: rows of the micro-batch.
-        layers: number of repeated layers, 0 if unknown.
-        layer_parameters: bytes of the largest layer, or of all weights without layers.
-        boundary: bytes of the largest output of a layer, 0 if unknown.
-        crossing: bytes of the outputs of all layers.
-        largest: bytes of the largest weight, whose state ZeRO-1 does not divide.
-        single_rows: bytes of the weights that have one row, and so cannot be sharded.
-        tensor_parameters: bytes of the weights that tensor parallelism splits, 0 if it has no plan for the model.
-        tensor_summed: bytes of the outputs and gradients that its processes sum in a micro-batch.
-        vocabulary_front: bytes of the embeddings that tensor parallelism splits by the vocabulary, 0 if there are none.
-        vocabulary_back: bytes of the output head that it splits likewise; tied weights count in both.
-        vocabulary_parameters: bytes of both, tied weights counted once.
-        vocabulary_summed: bytes of the outputs, gradients and losses that are then summed in a micro-batch.
-        vocabulary_rows: number of tokens of each.
-        stage_layers: bytes of the weights of each layer, if a pipeline can separate the layers.
-        stage_costs: multiplications of a token in each layer (`toolkit.distributed.pipeline.partition.Parts.costs`).
-        stage_front: bytes of the weights that the first stage needs besides its layers.
-        stage_back: bytes of the weights that the last stage needs besides its layers; tied weights count in both.
-    """
-
-    parameters: int
-    buffers: int
-    gradients: int
-    optimizer_state: int
-    copies: int
-    weight_copies: int
-    activations: int
-    logits: int
-    batch: int
-    working: int
-    gradients_at_peak: int
-    peak: int
-    step_peak: int
-    trained: int
-    total: int
-    flops: int
-    recomputed: int
-    rows: int
-    layers: int
-    layer_parameters: int
-    boundary: int
-    crossing: int
-    largest: int = 0
-    single_rows: int = 0
-    tensor_parameters: int = 0
-    tensor_summed: int = 0
-    vocabulary_front: int = 0
-    vocabulary_back: int = 0
-    vocabulary_parameters: int = 0
-    vocabulary_summed: int = 0
-    vocabulary_rows: Sequence[int] = ()
-    stage_layers: Sequence[int] = ()
-    stage_costs: Sequence[int] = ()
-    stage_front: int = 0
-    stage_back: int = 0
+    parameters: int  # all weights; tied weights count once
+    buffers: int  # the model's buffers
+    gradients: int  # gradients of all trained weights
+    optimizer_state: int  # state of the optimizer (`toolkit.optim.state.state_bytes`)
+    copies: int  # further copies of the weights: averages, anchors of local SGD
+    weight_copies: int  # weights in the mixed-precision type after the forward pass
+    activations: int  # tensors saved by the forward pass for the backward pass
+    logits: int  # outputs of the model and the loss
+    batch: int  # the micro-batches of a window; on a GPU only one, since the others wait in the CPU's memory
+    working: int  # other memory at the peak, such as gradients of activations or recomputed activations
+    gradients_at_peak: int  # gradients of weights that exist at the peak
+    peak: int  # largest memory in a step; below the sum of the parts, because gradients follow freed activations
+    step_peak: int  # largest memory during the optimizer's step
+    trained: int  # number of trained weights
+    total: int  # number of weights
+    flops: int  # floating-point operations of forward and backward pass of one micro-batch
+    recomputed: int  # part of `flops` that is recomputed
+    rows: int  # rows of the micro-batch
+    layers: int  # number of repeated layers, 0 if unknown
+    layer_parameters: int  # bytes of the largest layer, or of all weights without layers
+    boundary: int  # bytes of the largest output of a layer, 0 if unknown
+    crossing: int  # bytes of the outputs of all layers
+    largest: int = 0  # bytes of the largest weight, whose state ZeRO-1 does not divide
+    single_rows: int = 0  # bytes of the weights that have one row, and so cannot be sharded
+    tensor_parameters: int = 0  # bytes of the weights that tensor parallelism splits, 0 if it has no plan for the model
+    tensor_summed: int = 0  # bytes of the outputs and gradients that its processes sum in a micro-batch
+    vocabulary_front: int = 0  # bytes of the embeddings that are split by the vocabulary, 0 if there are none
+    vocabulary_back: int = 0  # bytes of the output head that is split likewise; tied weights count in both
+    vocabulary_parameters: int = 0  # bytes of both, tied weights counted once
+    vocabulary_summed: int = 0  # bytes of the outputs, gradients and losses that are then summed in a micro-batch
+    vocabulary_rows: Sequence[int] = ()  # number of tokens of each
+    stage_layers: Sequence[int] = ()  # bytes of the weights of each layer, if a pipeline can separate the layers
+    stage_costs: Sequence[int] = ()  # multiplications of a token in each layer (`partition.Parts.costs`)
+    stage_front: int = 0  # bytes of the weights that the first stage needs besides its layers
+    stage_back: int = 0  # bytes of the weights that the last stage needs besides its layers; tied weights count in both
 
     @property
     def states(self) -> int:
@@ -131,13 +92,13 @@ SHARE = 0.2
 
 
 class Layers:
-    """Records the sizes of the outputs of a model's repeated layers.
+    """Records sizes of a model's repeated layers, in bytes.
 
     Attributes:
         modules: the layers.
-        parameters: bytes of weights of the largest layer.
-        boundary: bytes of the largest output of a layer.
-        crossing: bytes of the outputs of all layers, each counted once.
+        parameters: weights of the largest layer.
+        boundary: the largest output of a layer.
+        crossing: the outputs of all layers, each counted once.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -205,25 +166,15 @@ KEPT = ("activations", "weight_copies", "logits")
 
 @dataclass(frozen=True)
 class Subject:
-    """The training step to simulate.
+    """The training step to simulate."""
 
-    Args:
-        cfg: resolved configuration.
-        task: the recipe's task, which knows its labels.
-        config: the model's complete configuration.
-        batch: a real micro-batch; only its shapes and the values of its masks matter.
-        device: the device of the run; kernels differ between devices.
-        fused_attention: whether attention is one kernel that does not store the attention weights, as on a GPU.
-        longest: tokens of the longest row, which a token budget divides by.
-    """
-
-    cfg: Config
-    task: Task
-    config: PreTrainedConfig
-    batch: Batch
-    device: torch.device
-    fused_attention: bool = False
-    longest: int = 1
+    cfg: Config  # resolved configuration
+    task: Task  # the recipe's task, which knows its labels
+    config: PreTrainedConfig  # the model's complete configuration
+    batch: Batch  # a real micro-batch; only its shapes and the values of its masks matter
+    device: torch.device  # the device of the run; kernels differ between devices
+    fused_attention: bool = False  # whether attention is one kernel that does not store its weights, as on a GPU
+    longest: int = 1  # tokens of the longest row, which a token budget divides by
 
     @property
     def rows(self) -> int:
@@ -367,11 +318,7 @@ def _allocate_gradients(model: nn.Module, ledger: Ledger) -> None:
 
 
 def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> dict[str, Any]:
-    """Runs the forward and backward pass like `toolkit.distributed.window`.
-
-    Returns:
-        Bytes kept between the two passes by kind, and `flops` and `recomputed` in floating-point operations.
-    """
+    """Runs both passes like `toolkit.distributed.window`; returns the bytes kept in between by kind, and operations."""
     from accelerate.utils import convert_outputs_to_fp32
 
     dtype = DTYPES.get(subject.cfg.train.mixed_precision or "no")
@@ -405,11 +352,10 @@ def _updates_all_together(subject: Subject) -> bool:
 
 
 def _update(model: nn.Module, train: TrainConfig, ledger: Ledger) -> tuple[int, int, int]:
-    """Runs two optimizer steps, since the first one creates the state.
+    """Runs two optimizer steps, since the first creates the state.
 
     Returns:
-        Bytes of the optimizer's state (`toolkit.optim.state.state_bytes`), of all memory it keeps after a step, and
-        the peak during a step.
+        Bytes of the optimizer's state, of all memory it keeps after a step, and the peak during a step.
     """
     with ledger.naming("optimizer", guess=True):
         optimizer = build_optimizer(model, train)

@@ -125,15 +125,7 @@ def masked_rows(
     options: AudioOptions,
     random: RowRandom,
 ) -> list[np.ndarray]:
-    """Returns the clips of training rows with masks, and those of others as they are.
-
-    Args:
-        clips: waveforms or spectrograms, each in the shape of the model's input.
-        rows: their rows, with `row_id`.
-        extractor: the feature extractor that made them.
-        options: number and widths of the masks.
-        random: source of randomness.
-    """
+    """Returns clips, each in the shape of the model's input; those of training rows have masks."""
     if not random.training or not (options.time_masks or options.frequency_masks):
         return clips
     time, frequency = (0, 1) if extractor.model_input_names[0] == "input_values" else (-1, -2)
@@ -145,15 +137,7 @@ def masked_rows(
 def masked(
     clip: np.ndarray, time: int, frequency: int | None, options: AudioOptions, generator: np.random.Generator
 ) -> np.ndarray:
-    """Returns a copy of a clip with masks.
-
-    Args:
-        clip: a waveform or a spectrogram, of any shape.
-        time: its dimension of time.
-        frequency: its dimension of frequencies; None for a waveform.
-        options: number and widths of the masks.
-        generator: source of randomness.
-    """
+    """Returns a copy of a clip with masks along its dimensions of time and frequency; a waveform has no `frequency`."""
     # Streams of their own, so that the number of one kind does not move the other.
     of_time, of_frequency = generator.spawn(2)
     changed = clip.copy()
@@ -173,6 +157,7 @@ def _mask(clip: np.ndarray, axis: int, count: int, width: float, fill: float, ge
 
 
 AUTO_PROCESSOR = "AutoFeatureExtractor"
+LIBRARIES: tuple[str, ...] = ("soundfile", "soxr")
 BLOCK_FRAMES = 2**18
 BROKEN_OFF_SECONDS = 0.1
 """Seconds by which a file may be shorter than its header says; MP3 headers may be a few frames off."""
@@ -249,7 +234,7 @@ def read(
     generator: np.random.Generator | None,
     length: int | None = None,
 ) -> np.ndarray:
-    """Reads a clip, cropped to `options.max_seconds`.
+    """Reads a clip, cropped to `options.max_seconds`, as `[samples]` float32 of one channel.
 
     Args:
         file: a checked reference.
@@ -257,9 +242,6 @@ def read(
         options: length and position of the crop, and speed augmentation.
         generator: source of randomness in training; None in evaluation.
         length: pads shorter clips with silence to this many samples; None does not pad.
-
-    Returns:
-        `[samples]` float32, one channel.
 
     Raises:
         DataError: if the file has changed since it was checked.
@@ -293,15 +275,7 @@ def read(
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
-    """Loads the feature extractor of a pretrained model, a run or a checkpoint.
-
-    Args:
-        source: Hub id or folder.
-        model: for `trust_remote_code`, and `revision` if the source is `name_or_path`.
-        options: the task's options, for `audio`.
-
-    Returns:
-        The feature extractor.
+    """Loads the feature extractor of a pretrained model, a run or a checkpoint; see `toolkit.api.modality.Modality`.
 
     Raises:
         InputError: if it cannot be loaded, or its sampling rate is not the configured one.
@@ -353,11 +327,13 @@ def _fitted(extractor: Processor, options: AudioOptions) -> Processor:
     return extractor
 
 
-def configure(config: PreTrainedConfig, extractor: Processor, new: bool) -> None:
-    """Shortens Whisper's position embeddings to the clips' length.
+def longest(options: Any, extractor: Processor) -> int:
+    """Returns the samples of the longest clip."""
+    return round(options.audio.max_seconds * extractor.sampling_rate)
 
-    They are sinusoids that the model computes for any length, so those of a pretrained model do not change.
-    """
+
+def configure(config: PreTrainedConfig, extractor: Processor, new: bool) -> None:
+    """Shortens Whisper's position embeddings, sinusoids that pretrained models share, to the clips' length."""
     if config.model_type == "whisper":
         config.max_source_positions = extractor.nb_max_frames // 2  # its second convolution has stride 2
 
@@ -370,15 +346,7 @@ def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options
 
 
 def decoded(row: Mapping[str, Any], extractor: Processor, options: Any, training: bool) -> np.ndarray | None:
-    """Reads the clip of a feature row, unless training crops, places or plays it at random.
-
-    Returns:
-        `[samples]` float32 for models of waveforms, otherwise the spectrogram in the shape of the model's input, or
-        None.
-
-    Raises:
-        DataError: if the file has changed since it was checked.
-    """
+    """Returns a row's clip or spectrogram, float32; None if training crops, places or plays it at random."""
     audio: AudioOptions = options.audio
     is_whole = row["file"]["frames"] <= round(audio.max_seconds * row["file"]["rate"])
     placed = extractor.model_input_names[0] == "pixel_values"

@@ -25,13 +25,10 @@ FFMPEG_SECONDS = 600.0
 
 @contextmanager
 def open_sound(file: Mapping[str, Any]) -> Iterator[BinaryIO]:
-    """Opens a row's audio file for reading, in a format that soundfile knows: AAC and WMA become a WAV file in memory.
-
-    Args:
-        file: a reference with the file's `name` and location.
+    """Opens a row's audio file in a format that soundfile reads: AAC and WMA become a WAV file in memory.
 
     Raises:
-        ValueError: if the file is AAC or WMA, and cannot be decoded, or nothing that can is installed.
+        ValueError: if the file is AAC or WMA, and cannot be decoded, or no decoder is installed.
         OSError: if it cannot be opened.
     """
     name = Path(file["name"])
@@ -105,11 +102,7 @@ _LAST_PAGE = 0x04
 def missing_share(file: BinaryIO) -> float | None:
     """Returns how much of the audio that a WAV file promises is missing, from 0 to nearly 1; None for other formats.
 
-    RIFX is WAV with its numbers in the other byte order, RF64 is WAV of more than 4 GiB. The position in the file is
-    restored.
-
-    Args:
-        file: the opened file.
+    RIFX is WAV in the other byte order, RF64 is WAV of more than 4 GiB. The position in the file is restored.
     """
     start = file.tell()
     try:
@@ -132,11 +125,7 @@ def missing_share(file: BinaryIO) -> float | None:
 
 
 def lacks_last_page(file: BinaryIO) -> bool:
-    """Returns whether an Ogg file ends before the page that is marked as its last; the position is restored.
-
-    Args:
-        file: the opened file.
-    """
+    """Returns whether an Ogg file ends before the page that is marked as its last; the position is restored."""
     start = file.tell()
     try:
         if file.read(4) != b"OggS":

@@ -113,6 +113,7 @@ def erase(image: torch.Tensor, generator: np.random.Generator, probability: floa
 
 
 AUTO_PROCESSOR = "AutoImageProcessor"
+LIBRARIES: tuple[str, ...] = ("pillow",)
 DEFAULT_SIZE = 224
 THUMBNAIL = 96
 """Longer side of an image in a report, in pixels."""
@@ -131,32 +132,13 @@ def feature() -> Any:
 
 
 def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
-    """Decodes an image once, so that corrupt files are found before training.
-
-    Returns:
-        The reference, unchanged.
-
-    Raises:
-        BadRow: if the file cannot be used, with its name and the reason.
-    """
+    """Decodes an image once, so that corrupt files are found before training, as a BadRow with name and reason."""
     decode(file, options.image.max_pixels)
     return file
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
-    """Loads the image processor of a pretrained model, a run or a checkpoint, without torchvision.
-
-    Args:
-        source: Hub id or folder.
-        model: for `trust_remote_code`, and `revision` if the source is `name_or_path`.
-        options: the task's options; `image.size` replaces the processor's size.
-
-    Returns:
-        The image processor.
-
-    Raises:
-        InputError: if it cannot be loaded.
-    """
+    """Loads an image processor without torchvision; `options.image.size` replaces its size."""
     from transformers import AutoImageProcessor
 
     revision = model.revision if source == model.name_or_path else None
@@ -186,6 +168,10 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
 def _sides(config: PreTrainedConfig, options: ImageOptions) -> tuple[int, int]:
     size = options.size or getattr(config, "image_size", None) or DEFAULT_SIZE
     return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def longest(options: Any, processor: Processor) -> None:
+    """Returns None, because all images have the same size."""
 
 
 def configure(config: PreTrainedConfig, processor: Processor, new: bool) -> None:
@@ -237,10 +223,8 @@ def compact(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Returns the model's inputs as bytes, with the table of their numbers (see `toolkit.api.batch.Batch`).
 
-    Images of rows without `decoded` are read, and those of training rows are changed at random.
-
-    Returns:
-        `pixel_values` `[B, C, H, W]`, and its table. Processors without a table give float32 and no table.
+    Images of rows without `decoded` are read, and those of training rows are changed at random. Processors without a
+    table give `pixel_values` `[B, C, H, W]` in float32 and no table.
 
     Raises:
         DataError: if a file has changed since it was checked.
@@ -283,11 +267,7 @@ def _pixels(
 def collate(
     features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
 ) -> dict[str, torch.Tensor]:
-    """Decodes images and augments those of training rows; arguments and errors as for `compact`.
-
-    Returns:
-        `pixel_values` `[B, C, H, W]` float32.
-    """
+    """Returns `pixel_values` `[B, C, H, W]` float32; those of training rows are augmented, as by `compact`."""
     inputs, tables = compact(features, processor, options, random)
     return {name: look_up(tables[name], value) if name in tables else value for name, value in inputs.items()}
 

@@ -24,15 +24,8 @@ MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I",
 def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
     """Reads an image (the first frame of an animation) and applies its EXIF orientation.
 
-    Args:
-        file: a reference with the file's `name` and location.
-        max_pixels: largest number of pixels, checked before decoding.
-
-    Returns:
-        The decoded image.
-
     Raises:
-        BadRow: if the file is not an image, is corrupt, or has more than `max_pixels` pixels.
+        BadRow: if the file is not an image, is corrupt, or has more than `max_pixels` pixels (checked before decoding).
         DataError: if the machine could not read it just now.
     """
     from PIL import Image, ImageOps
@@ -67,7 +60,7 @@ def image_formats() -> tuple[str, ...]:
 
 
 def _refuse_unclear_pixels(image: Image, name: str) -> None:
-    """Refuses pixel modes without a defined range of values, because conversion would clip most values."""
+    """Rejects pixel modes without a defined range of values, because conversion would clip most values."""
     values = np.asarray(image) if image.mode == "I" else np.zeros(1)
     if image.mode not in MODES or values.min() < 0 or values.max() > 65535:
         raise BadRow(f"{name}: unsupported pixel mode {image.mode!r}; save it as 8- or 16-bit grey or RGB")

@@ -22,14 +22,7 @@ def mixes(options: ImageOptions) -> bool:
 
 
 def mixed(image: Tensor, other: Tensor, options: ImageOptions, generator: np.random.Generator) -> tuple[Tensor, float]:
-    """Returns the mixture of two images `[C, H, W]`, and the first one's share of it.
-
-    Args:
-        image: an image.
-        other: another one of the same shape.
-        options: the parameters of the distributions.
-        generator: source of randomness.
-    """
+    """Returns the mixture of two images `[C, H, W]`, and the first one's share of it."""
     # All numbers are always drawn, so that one setting does not change the effect of another.
     choice, left, top = generator.random(3)
     alphas = options.mixup_alpha, options.cutmix_alpha

@@ -22,30 +22,17 @@ STYLE = text.TokenizerStyle(
     {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}, ("$A </s>", None), lowercase=False
 )
 """Special tokens of T5 and BART."""
-AUTO_PROCESSOR = text.AUTO_PROCESSOR
+AUTO_PROCESSOR, LIBRARIES = text.AUTO_PROCESSOR, text.LIBRARIES
 MODEL_INPUTS = ("input_ids", "attention_mask")
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedTokenizerBase:
-    """Loads a fast or slow tokenizer; Marian's and M2M100's have no fast version.
-
-    Raises:
-        InputError: if the tokenizer cannot be loaded.
-    """
+    """Loads a fast or slow tokenizer; Marian's and M2M100's have no fast version."""
     return text.load_tokenizer(source, model, fast_only=False)
 
 
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
-    """Trains one byte-level BPE tokenizer for both languages; decoding restores the exact text.
-
-    Args:
-        texts: sources and targets.
-        config: the new model's configuration; `vocab_size` is the largest size of the vocabulary.
-        options: the task's options, for the limits of `source` and `target` (see `limits_of`).
-
-    Returns:
-        The tokenizer.
-    """
+    """Trains one byte-level BPE tokenizer for both languages; decoding restores the exact text."""
     limits = limits_of(options)
     longest = max(getattr(options, limits[side]) for side in ("source", "target"))
     return text.train_tokenizer(texts, config.vocab_size, STYLE, longest, MODEL_INPUTS)
@@ -59,6 +46,11 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
         for name, value in (("decoder_vocab_size", len(tokenizer)), ("forced_eos_token_id", tokenizer.eos_token_id)):
             if getattr(config, name, None) is not None:
                 setattr(config, name, value)
+
+
+def longest(options: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Returns the largest number of tokens of a source, or None."""
+    return getattr(options, limits_of(options).get("source", ""), None)
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:

@@ -51,14 +51,7 @@ def prefix_problems(config: PreTrainedConfig, options: Any, num_virtual_tokens: 
 
 
 def shape_problems(config: PreTrainedConfig, options: Any, multiple: int, num_virtual_tokens: int = 0) -> list[str]:
-    """Returns which limits of a task's options, rounded up, exceed the model's positions, as full messages.
-
-    Args:
-        config: the model's configuration.
-        options: the task's options.
-        multiple: `train.pad_to_multiple_of`.
-        num_virtual_tokens: length of a prefix of prompt tuning.
-    """
+    """Returns which limits of the options, rounded up to `multiple`, exceed the model's positions, as full messages."""
     from toolkit.data.batching.budget import padded_length
 
     room = positions(config)
@@ -85,6 +78,7 @@ def positions(config: PreTrainedConfig) -> int | None:
 
 
 AUTO_PROCESSOR = "AutoTokenizer"
+LIBRARIES: tuple[str, ...] = ()
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -136,22 +130,14 @@ def feature() -> Any:
 
 
 def check(value: Any, options: Any) -> str:
-    """Returns a text.
-
-    Raises:
-        BadRow: if the value is not text.
-    """
+    """Returns a text; raises BadRow if the value is not text."""
     if not isinstance(value, str):
         raise BadRow(f"column 'text' holds {value!r}, not text")
     return value
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedTokenizerBase:
-    """Loads a fast tokenizer; slow ones have no character offsets. See `toolkit.api.modality.Modality`.
-
-    Raises:
-        InputError: if the tokenizer cannot be loaded or is slow.
-    """
+    """Loads a fast tokenizer; slow ones have no character offsets. See `toolkit.api.modality.Modality`."""
     return _with_chat_template(load_tokenizer(source, model, fast_only=True), options)
 
 
@@ -164,15 +150,7 @@ def _with_chat_template(tokenizer: PreTrainedTokenizerBase, options: Any) -> Pre
 
 
 def load_tokenizer(source: str, model: ModelConfig, fast_only: bool) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a pretrained model, a run or a checkpoint.
-
-    Args:
-        source: Hub id or folder.
-        model: for `trust_remote_code`, and `revision` if the source is `name_or_path`.
-        fast_only: whether to refuse slow tokenizers.
-
-    Returns:
-        The tokenizer, with a padding token.
+    """Loads the tokenizer of a pretrained model, a run or a checkpoint; it has a padding token.
 
     Raises:
         InputError: if the tokenizer cannot be loaded, or is slow despite `fast_only`.
@@ -201,16 +179,10 @@ def load_tokenizer(source: str, model: ModelConfig, fast_only: bool) -> PreTrain
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
     """Trains a tokenizer on the training text, in BERT's style or the options' `tokenizer_style`.
 
-    Args:
-        texts: the training text.
-        config: the new model's configuration; token type ids are returned only if the model has two types.
-        options: the task's options, for the limit of `input` (see `limits_of`) and `tokenizer_style`.
-
-    Returns:
-        The tokenizer.
+    It returns token type ids only if the model has two types.
 
     Raises:
-        TypeError: if the options do not name a limit of `input`.
+        TypeError: if the options do not name a limit of `input` (see `limits_of`).
     """
     segments = getattr(config, "type_vocab_size", 0) > 1
     style = getattr(options, "tokenizer_style", ENCODER)
@@ -230,20 +202,10 @@ def _longest_input(options: Any) -> int:
 def train_tokenizer(
     texts: Iterator[str], vocab_size: int, style: TokenizerStyle, max_length: int, model_inputs: Sequence[str]
 ) -> PreTrainedTokenizerBase:
-    """Trains a byte-level BPE tokenizer.
+    """Trains a byte-level BPE tokenizer for inputs of at most `max_length` tokens.
 
     BPE (Sennrich et al. 2016, arXiv 1508.07909) is used because its training is deterministic; WordPiece and Unigram
     training give different vocabularies in different processes.
-
-    Args:
-        texts: the training text.
-        vocab_size: largest size of the vocabulary.
-        style: special tokens and normalisation.
-        max_length: largest number of tokens of an input.
-        model_inputs: names of the model's inputs.
-
-    Returns:
-        The tokenizer.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -288,6 +250,11 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
         ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
         config.eos_token_id = next(end for end in ends if end is not None)
         config.decoder_start_token_id = tokenizer.pad_token_id
+
+
+def longest(options: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Returns the largest number of tokens of an input, or None."""
+    return getattr(options, limits_of(options).get("input", ""), None)
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:

@@ -19,21 +19,13 @@ from toolkit.models.adapters import save_adapters
 
 @dataclass(frozen=True)
 class Upload:
-    """A folder to upload.
+    """A folder to upload."""
 
-    Args:
-        repository: `owner/name`, or a name in the user's namespace.
-        folder: the folder.
-        message: message of the commit.
-        private: whether a new repository is private; None for the user's default.
-        revision: branch; None for the main one.
-    """
-
-    repository: str
-    folder: Path
-    message: str
-    private: bool | None = None
-    revision: str | None = None
+    repository: str  # `owner/name`, or a name in the user's namespace
+    folder: Path  # the folder
+    message: str  # message of the commit
+    private: bool | None = None  # whether a new repository is private; None for the user's default
+    revision: str | None = None  # branch; None for the main one
 
     def send(self) -> str:
         """Makes the repository and the branch if they do not exist, and uploads; returns the address.

@@ -47,10 +47,7 @@ class LARS(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Updates every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _loss(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -66,6 +63,12 @@ class LARS(Optimizer):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         parameter.sub_(state["momentum_buffer"].mul_(group["momentum"]).add_(direction))
+
+
+def _loss(closure: Callable[[], float] | None) -> float | None:
+    """Returns what the argument of an optimizer's step computes, with gradients."""
+    with torch.enable_grad():
+        return None if closure is None else closure()
 
 
 def _ratio(parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
@@ -124,10 +127,7 @@ class MuonWithAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Does one step of both optimizers."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _loss(closure)
         for matrices, part in self._parts.items():
             # Groups and state belong to this optimizer; loading a state may have replaced them.
             part.state, part.param_groups = self.state, [g for g in self.param_groups if g[MATRICES] == matrices]

@@ -16,14 +16,6 @@ class Lamb8bit(AdamW8bit):
 
     `bitsandbytes.optim.LAMB8bit` (0.50) does not implement LAMB: its block-wise kernel does Adam's update on a CPU and
     is missing on a GPU. This class uses the library's 8-bit Adam for the direction and applies the ratio itself.
-
-    Args:
-        params: parameter groups.
-        lr: learning rate.
-        betas: decay rates of both moments.
-        eps: Adam's epsilon.
-        weight_decay: weight decay, added to the direction.
-        min_8bit_size: tensors with fewer elements keep their state in 32 bits.
     """
 
     def __init__(

@@ -42,10 +42,7 @@ def _embeddings(model: nn.Module) -> set[int]:
 
 
 def without_decay(model: nn.Module) -> set[str]:
-    """Returns the names of the parameters without weight decay: biases, normalisation layers, vectors and scalars.
-
-    As in BERT's training (Devlin et al. 2019, arXiv 1810.04805).
-    """
+    """Returns the names without weight decay: biases, norms, vectors and scalars (as in BERT, arXiv 1810.04805)."""
     found = {name for name, p in model.named_parameters() if p.ndim <= 1 or name.endswith("bias")}
     for path, module in model.named_modules():
         if "norm" in type(module).__name__.lower():
@@ -100,14 +97,9 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups trainable parameters by learning rate, by weight decay, and for Muon by whether they are hidden matrices.
 
-    The first group, whose rate is logged, is the one with the rate closest to the peak.
-
-    Args:
-        model: the unwrapped model.
-        train: the YAML's `train` section.
-        peak: the peak learning rate.
-        outline: the complete model, if other processes train some of its parameters. The groups are those of the
-            complete model, each with the parameters of `model` only, so a group may be empty.
+    The first group, whose rate is logged, is the one with the rate closest to the peak. With an `outline`, the complete
+    model of which other processes train some parameters, the groups are the outline's, each with the parameters of
+    `model` only, so a group may be empty.
 
     Raises:
         ConfigError: as `rates`.
@@ -139,11 +131,7 @@ _OWN_KEYS = {"params", "lr", "weight_decay"}
 
 
 def constructor(optim: str) -> type[Optimizer]:
-    """Imports an optimizer's class.
-
-    Raises:
-        ConfigError: if its library is not installed or is too old.
-    """
+    """Imports an optimizer's class; a library that is missing or too old is a ConfigError."""
     preset = PRESETS[optim]
     if preset.library is not None and importlib.util.find_spec(preset.library) is None:
         hint = "pip install 'finetune-toolkit[optimizers]'"

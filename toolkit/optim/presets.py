@@ -17,46 +17,25 @@ EIGHT_BIT_ARGUMENTS = frozenset({"amsgrad", "args", "is_paged", "optim_bits"})
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """One optimizer.
+    """One optimizer."""
 
-    Args:
-        constructor: full name of its class, imported when needed.
-        summary: short description, for the table in docs/switches.md.
-        source: its paper or library.
-        state_bytes: bytes of state per weight of a 384 x 384 matrix; a test measures it.
-        takes: the settings `train.adam_*` that it uses.
-        fixed: arguments that the name implies, which the YAML cannot change.
-        hidden: other arguments that the YAML cannot set.
-        library: optional library that it needs, part of the extra `optimizers`.
-        relative_step: whether it computes its own learning rate.
-        averages: whether it trains one set of weights and returns their average; it then has `train()` and `eval()`.
-        has_momentum: whether its constructor takes `momentum`.
-        takes_matrices: whether its parameter groups need the key `matrices`.
-        elementwise: whether each element is updated from its own gradient and state alone, so that any part of a
-            parameter can be updated separately.
-        foreach: whether it updates all parameters at once on a GPU, with temporary memory of their size.
-        eight_bit: whether it keeps its state in 8 bits.
-        unpaged: for an optimizer whose state may move to CPU memory, the name of the same optimizer without paging.
-        with_decay: for an optimizer without weight decay, the name of the same optimizer with it.
-    """
-
-    constructor: str
-    summary: str
-    source: str
-    state_bytes: float
-    takes: frozenset[str] = frozenset()
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    hidden: frozenset[str] = frozenset()
-    library: str | None = None
-    relative_step: bool = False
-    averages: bool = False
-    has_momentum: bool = False
-    takes_matrices: bool = False
-    elementwise: bool = False
-    foreach: bool = False
-    eight_bit: bool = False
-    unpaged: str | None = None
-    with_decay: str | None = None
+    constructor: str  # full name of its class, imported when needed
+    summary: str  # short description, for the table in docs/switches.md
+    source: str  # its paper or library
+    state_bytes: float  # bytes of state per weight of a 384 x 384 matrix; a test measures it
+    takes: frozenset[str] = frozenset()  # the settings `train.adam_*` that it uses
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # arguments that the name implies and the YAML cannot change
+    hidden: frozenset[str] = frozenset()  # other arguments that the YAML cannot set
+    library: str | None = None  # optional library that it needs, part of the extra `optimizers`
+    relative_step: bool = False  # whether it computes its own learning rate
+    averages: bool = False  # whether it returns the average of its weights; it then has `train()` and `eval()`
+    has_momentum: bool = False  # whether its constructor takes `momentum`
+    takes_matrices: bool = False  # whether its parameter groups need the key `matrices`
+    elementwise: bool = False  # whether any part of a parameter can be updated separately, element by element
+    foreach: bool = False  # whether it updates all parameters at once on a GPU, with temporary memory of their size
+    eight_bit: bool = False  # whether it keeps its state in 8 bits
+    unpaged: str | None = None  # of an optimizer whose state may move to CPU memory: the same one without paging
+    with_decay: str | None = None  # of an optimizer without weight decay: the same one with it
 
 
 PRESETS: dict[str, Preset] = {

@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 
 class Factor:
-    """The factor of each group's peak rate as a function of the step.
-
-    Args:
-        shape: the factor at a step (from 0), before scaling.
-        scale: scale of the factor, which `toolkit.engine.callbacks.schedule` reduces.
-    """
+    """The factor of each group's peak rate at a step (from 0): `shape` times `scale`, which a callback reduces."""
 
     def __init__(self, shape: Callable[[int], float], scale: float = 1.0) -> None:
         self.shape, self.scale = shape, scale
@@ -39,9 +34,7 @@ class Factor:
 def warmup_steps(train: TrainConfig, total_steps: int) -> int:
     """Returns the number of warm-up steps; a setting below 1 is a fraction of all steps, rounded up.
 
-    Args:
-        train: the settings, without lengths in epochs (`toolkit.optim.schedules.in_steps`).
-        total_steps: steps of the run.
+    The settings have no lengths in epochs (see `in_steps`).
     """
     assert not isinstance(train.warmup_steps, str)
     return int(train.warmup_steps) if train.warmup_steps >= 1 else math.ceil(train.warmup_steps * total_steps)
@@ -86,12 +79,7 @@ def shape_problems(train: TrainConfig) -> list[str]:
 
 
 def factor_of(train: TrainConfig, total_steps: int) -> Factor:
-    """Returns the factor of the peak rate.
-
-    Args:
-        train: the settings, without lengths in epochs (`toolkit.optim.schedules.in_steps`).
-        total_steps: steps of the run.
-    """
+    """Returns the factor of the peak rate; the settings have no lengths in epochs (see `in_steps`)."""
     if PRESETS[train.optim].relative_step:
         rising = bool(train.optim_args.get("warmup_init", False))
         return Factor(lambda step: relative_step(step, rising))
@@ -105,12 +93,7 @@ def factor_of(train: TrainConfig, total_steps: int) -> Factor:
 
 
 def relative_step(step: int, rising: bool) -> float:
-    """Returns the step size of `adafactor_relative`, before scaling by the parameter (arXiv 1804.04235).
-
-    Args:
-        step: the step, from 0.
-        rising: whether the optimizer's `warmup_init` is set.
-    """
+    """Returns the step size of `adafactor_relative`, before scaling by the parameter (arXiv 1804.04235)."""
     return min(1e-6 * (step + 1) if rising else 1e-2, 1.0 / math.sqrt(step + 1))
 
 
@@ -146,12 +129,7 @@ def is_cycled(train: TrainConfig) -> bool:
 
 
 def momentum_of(train: TrainConfig, total_steps: int) -> Callable[[int], float]:
-    """Returns the momentum as a function of the step, for settings that cycle it.
-
-    Args:
-        train: the settings, without lengths in epochs (`toolkit.optim.schedules.in_steps`).
-        total_steps: steps of the run.
-    """
+    """Returns the momentum as a function of the step, for settings that cycle it and have no lengths in epochs."""
     function = SHAPES[train.lr_scheduler_type].momentum
     assert function is not None
     return bound(function, Span(0, total_steps, train.learning_rate), train.lr_scheduler_kwargs)
@@ -185,12 +163,7 @@ def has_epochs(train: TrainConfig) -> bool:
 
 
 def in_steps(train: TrainConfig, steps_per_epoch: int) -> TrainConfig:
-    """Returns the settings with each length of the schedule in steps; a part of a step counts as one.
-
-    Args:
-        train: the settings.
-        steps_per_epoch: optimizer steps of an epoch, which depend on rows and windows but not on their split.
-    """
+    """Returns the settings with each length of the schedule in steps; a part of a step counts as one."""
     kwargs = {name: _steps(value, steps_per_epoch) for name, value in train.lr_scheduler_kwargs.items()}
     return replace(train, warmup_steps=_steps(train.warmup_steps, steps_per_epoch), lr_scheduler_kwargs=kwargs)
 

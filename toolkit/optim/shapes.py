@@ -181,31 +181,17 @@ def warmup_stable_decay(
 
 
 class Shape(NamedTuple):
-    """A shape of the learning rate.
+    """A shape of the learning rate."""
 
-    Args:
-        factor: a function of step (from 0), span and arguments.
-        arguments: types of the arguments that `train.lr_scheduler_kwargs` may have, those of the momentum included.
-        required: arguments without a default.
-        warms_up: whether it has its own warm-up instead of a linear one.
-        momentum: a function of step, span and arguments: the momentum beside the rate, if it can be cycled.
-    """
-
-    factor: Callable[..., float]
-    arguments: Mapping[str, Any]
-    required: tuple[str, ...] = ()
-    warms_up: bool = False
-    momentum: Callable[..., float] | None = None
+    factor: Callable[..., float]  # a function of step (from 0), span and arguments
+    arguments: Mapping[str, Any]  # types by name in `train.lr_scheduler_kwargs`, those of the momentum included
+    required: tuple[str, ...] = ()  # arguments without a default
+    warms_up: bool = False  # whether it has its own warm-up instead of a linear one
+    momentum: Callable[..., float] | None = None  # likewise, if the momentum can be cycled
 
 
 def impossible(name: str, arguments: Mapping[str, Any], peak: float) -> str | None:
-    """Returns what is wrong with the combination of a shape's arguments, or None.
-
-    Args:
-        name: the shape, as in `train.lr_scheduler_type`.
-        arguments: its arguments, each valid by itself.
-        peak: the peak rate.
-    """
+    """Returns what is wrong with the combination of a shape's arguments, each valid by itself, or None."""
     known = SHAPES[name].arguments
     if problem := _unused(given=arguments, momentum=SHAPES[name].momentum):
         return problem

@@ -73,12 +73,6 @@ def load_optimizer_state(
 
     Groups are matched by their parameters, so their order, and the order in each of them, may differ.
 
-    Args:
-        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one, built with the settings of the saved one.
-        model: the unwrapped model, which names the optimizer's parameters.
-        tensors: the tensors that `optimizer_state` returned, on any device.
-        scalars: the plain values that it returned.
-
     Raises:
         CheckpointError: if the class, names, groups or shapes differ.
     """
@@ -168,11 +162,7 @@ def _place(
 
 
 def state_bytes(optimizer: Any) -> int:
-    """Returns the bytes of an optimizer's state on this process, without the shared code books of 8-bit optimizers.
-
-    Args:
-        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
-    """
+    """Returns the bytes of an optimizer's state on this process, without the shared code books of 8-bit optimizers."""
     leaves = (leaf for state in unwrapped(optimizer).state.values() for leaf in _flat("", state))
     return sum(
         local_bytes(value)

@@ -86,9 +86,8 @@ def _constant(head: Head, targets: np.ndarray) -> tuple[str, np.ndarray]:
 def _linear(head: Head, targets: np.ndarray, texts: Sequence[str]) -> Callable[[Sequence[str]], np.ndarray]:
     """Returns a function that predicts the scores `[rows, N]` of texts, after fitting to the training rows.
 
-    Classes are predicted by logistic regression, each of several labels by one of its own, and numbers by ridge
-    regression, from words and pairs of words weighted by TF-IDF (with the logarithm of counts), with scikit-learn's
-    default penalties.
+    Words and pairs of words, weighted by TF-IDF (with the logarithm of counts), go into logistic regression for classes
+    and for each of several labels, and into ridge regression for numbers, with scikit-learn's default penalties.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -111,13 +110,7 @@ def _linear(head: Head, targets: np.ndarray, texts: Sequence[str]) -> Callable[[
 
 
 def _fitted(targets: np.ndarray, found: Any, several: bool) -> list[Any]:
-    """Returns the model of all classes, or one for each label or number; a number where all training rows agree.
-
-    Args:
-        targets: `[rows]` classes, or `[rows, N]` labels or numbers; NaN where unknown.
-        found: `[rows, words]` features.
-        several: whether `[rows, N]` targets are labels.
-    """
+    """Returns the model of `[rows]` classes, or of each of N labels or numbers (a float where all rows agree)."""
     from sklearn.linear_model import LogisticRegression, Ridge
 
     if targets.ndim == 1:

@@ -138,11 +138,7 @@ def _answer(
 
 
 def encode_prompt(prompt: str | list[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Returns the tokens after which a model answers: those of the prompt, or of messages in the chat template.
-
-    Raises:
-        InputError: if there are messages and the tokenizer has no chat template.
-    """
+    """Returns the tokens after which a model answers: those of the prompt, or of messages in the chat template."""
     if not isinstance(prompt, str):
         return _rendered(prompt, tokenizer, add_generation_prompt=True)
     ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
@@ -154,9 +150,6 @@ def encode_pair(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase
 
     The two are tokenised as one text, unless that would change the tokens of the prompt, which is all that a model has
     when it generates; then each is tokenised by itself.
-
-    Raises:
-        InputError: if the tokenizer has no end-of-text token.
     """
     begin, both = encode_prompt(prompt, tokenizer), encode_prompt(prompt + completion, tokenizer)
     joined = both[: len(begin)] == begin
@@ -195,11 +188,7 @@ def encode_conversation(messages: list[Message], tokenizer: PreTrainedTokenizerB
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns the tokenizer's chat template.
-
-    Raises:
-        InputError: if it has none.
-    """
+    """Returns the tokenizer's chat template; without one, raises an InputError."""
     try:
         return tokenizer.get_chat_template()
     except ValueError as error:

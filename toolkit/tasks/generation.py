@@ -26,19 +26,7 @@ def continue_text(
     block_size: int,
     seed: int,
 ) -> str:
-    """Continues a prompt by sampling; reproducible for the same model, prompt and seed.
-
-    Args:
-        model: the unwrapped model in evaluation mode.
-        tokenizer: its tokenizer.
-        prompt: start of the text; may be empty.
-        max_new_tokens: largest number of tokens to generate.
-        block_size: largest number of tokens in total; longer prompts are truncated on the left.
-        seed: seed of the sampling; the global random state is not changed.
-
-    Returns:
-        The prompt and its continuation.
-    """
+    """Returns a prompt and its continuation by sampling; see `continue_tokens`."""
     begin, end = separators(tokenizer)
     ids = [begin, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
     continuation = continue_tokens(model, ids, end, max_new_tokens, block_size, seed)

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def label_text(value: Any) -> str:
-    """Returns a label as text without surrounding blanks; numbers in their shortest form (`5.0` becomes `5`).
-
-    Raises:
-        BadRow: if the value is neither text nor a finite number.
-    """
+    """Returns a label as text without surrounding blanks; numbers in their shortest form (`5.0` becomes `5`)."""
     if not isinstance(value, str | int) and not (isinstance(value, float) and isfinite(value)):
         raise BadRow(f"label {value!r} is neither text nor a number")
     from toolkit.data.keys import plain_number  # which imports numpy
@@ -32,12 +28,7 @@ def plain_map(label_map: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def known_label(value: Any, names: Mapping[str, str | None], known: Sequence[str] | None) -> str:
-    """Returns the name of a label after `task.label_map`.
-
-    Args:
-        value: the label as in the file.
-        names: the result of `plain_map`; labels that are not in it keep theirs, and those of null exclude the row.
-        known: the names that labels can have, or None if they are not known yet.
+    """Returns the name of a label after `task.label_map`, which must be among the `known` ones unless they are None.
 
     Raises:
         BadRow: if the label is neither text nor a number, or has an unknown name.

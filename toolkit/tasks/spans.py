@@ -190,10 +190,10 @@ def _labels(
     owners: Sequence[int],
     answers: Sequence[Answers | None],
 ) -> list[tuple[int, int]]:
-    """Start and end token of each window's label.
+    """Returns start and end token of each window's label.
 
-    A tokenizer may drop characters at the answer's edges, so what a window must hold is not the answer's own
-    characters but the widest stretch of them that the example's windows have tokens for.
+    A tokenizer may drop characters at the answer's edges, so a window must hold the widest stretch of the answer that
+    the example's windows have tokens for.
     """
     found = [_overlap(flat, part, answers[own]) for flat, part, own in zip(offsets, contexts, owners, strict=True)]
     widest: dict[int, tuple[int, int]] = {}

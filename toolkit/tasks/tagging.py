@@ -114,9 +114,7 @@ def encode_words(
 def _places(words: Sequence[str], windows: Sequence[Sequence[tuple[int, int]]]) -> dict[int, tuple[int, int]]:
     """Returns the window and the place in it of each word's first subword, where it is farthest from an edge.
 
-    Args:
-        words: words of a row.
-        windows: for each subword of each window, the characters of the joined words that it stands for.
+    `windows` has, for each subword of each window, the characters of the joined words that it stands for.
     """
     starts = list(accumulate((len(word) + 1 for word in words[:-1]), initial=0))
     first: dict[int, tuple[int, int]] = {}  # by word, the characters of its first subword

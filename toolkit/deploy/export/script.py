@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from toolkit import modalities
 from toolkit.api.batch import Processor
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
@@ -22,8 +23,6 @@ from toolkit.deploy.predict import needed_columns
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 SUFFIX = ".py.jinja"
-LIBRARIES = {"text": (), "seq2seq": (), "image": ("pillow",), "audio": ("soundfile", "soxr")}
-"""Libraries that a script needs for its inputs, besides those that run the model, by modality."""
 
 
 def generating_code() -> str:
@@ -54,7 +53,7 @@ def write_script(
     """Writes `predict.py` from a template, and `requirements.txt` with these libraries and the modality's."""
     # How transformers notes what a class needs; some extractors compute spectrograms with torch.
     own = [name for name in getattr(type(processor), "__backends", ()) if name == "torch" and name not in libraries]
-    needed = (*libraries, *own, *LIBRARIES[task.modality])
+    needed = (*libraries, *own, *modalities.load(task.modality).LIBRARIES)
     source = _script(template, cfg, task, model, processor, libraries=join(needed, "and"), **values)
     write_text(folder / "predict.py", source)
     # An older library may not know the model, its tokenizer or its operations.

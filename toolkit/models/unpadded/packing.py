@@ -13,17 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The positions of the tokens of a padded batch, each row's without a gap.
+    """The positions of the tokens of a padded batch, each row's without a gap."""
 
-    Args:
-        where: positions of the tokens in the flattened batch, `[N]` int64, row by row; None if all are tokens.
-        lengths: tokens of each row, at least 1.
-        longest: positions of a padded row, T.
-    """
-
-    where: Tensor | None
-    lengths: list[int]
-    longest: int
+    where: Tensor | None  # positions of tokens in the flattened batch, `[N]` int64, by row; None if all are tokens
+    lengths: list[int]  # tokens of each row, at least 1
+    longest: int  # positions of a padded row, T
 
     @staticmethod
     def of(mask: Tensor) -> Rows | None:
@@ -106,21 +100,13 @@ of 6 layers and width 384 in bf16 with rows of 12 to 256 tokens.
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """What layers get in place of an attention mask.
+    """What layers get in place of an attention mask."""
 
-    Args:
-        keys: the tokens that are attended to.
-        queries: the tokens that attend; those of the decoder in cross attention, otherwise the same.
-        causal: whether tokens attend to none after them; None leaves it to the attention module.
-        window: which of T positions attend to which, `[T, T]` bool, if that is neither all nor all before; else None.
-        padded: the arguments of transformers' mask of the padded batch, for layers that run padded.
-    """
-
-    keys: Rows
-    queries: Rows
-    causal: bool
-    window: Tensor | None
-    padded: Mapping[str, Any]
+    keys: Rows  # the tokens that are attended to
+    queries: Rows  # the tokens that attend; those of the decoder in cross attention, otherwise the same
+    causal: bool  # whether tokens attend to none after them; None leaves it to the attention module
+    window: Tensor | None  # which positions attend to which, `[T, T]` bool, if neither all nor all before
+    padded: Mapping[str, Any]  # the arguments of transformers' mask of the padded batch, for layers that run padded
 
     @cached_property
     def mask(self) -> Tensor | None:

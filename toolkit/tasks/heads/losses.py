@@ -13,14 +13,7 @@ if TYPE_CHECKING:
 
 
 def softmax_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0, gamma: float = 0.0) -> Tensor:
-    """Returns the loss of each row, `[B]`.
-
-    Args:
-        logits: `[B, N]`.
-        labels: `[B]` int64 class ids, none of them ignored.
-        smoothing: part of each label that is distributed evenly over all N classes.
-        gamma: exponent of the focal loss; 0 is cross entropy.
-    """
+    """Returns the loss `[B]` of logits `[B, N]`, given class ids `[B]`; `smoothing` is spread over all classes."""
     from torch.nn.functional import cross_entropy, one_hot
 
     if not gamma:
@@ -31,14 +24,7 @@ def softmax_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0, gamma
 
 
 def sigmoid_losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0, gamma: float = 0.0) -> Tensor:
-    """Returns the loss of each item, of the shape of `logits`.
-
-    Args:
-        logits: any shape.
-        targets: 0 to 1, of the same shape.
-        smoothing: part of each target that is distributed evenly over 0 and 1.
-        gamma: exponent of the focal loss; 0 is binary cross entropy.
-    """
+    """Returns the loss of each item of logits, given targets from 0 to 1; `smoothing` is spread over 0 and 1."""
     from torch.nn.functional import logsigmoid
 
     targets = targets * (1 - smoothing) + smoothing / 2

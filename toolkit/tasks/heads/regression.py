@@ -137,15 +137,7 @@ class Regression(Head):
 
 
 def _scales(numbers: np.ndarray, names: Sequence[str]) -> dict[str, list[float]]:
-    """Returns mean and standard deviation of the known values of each target, by name; 1 for a constant target.
-
-    Args:
-        numbers: `[rows, targets]` with NaN for unknown ones.
-        names: names of the targets.
-
-    Raises:
-        DataError: if a target is not known in any row.
-    """
+    """Returns mean and standard deviation (1 if constant) of each target in `[rows, targets]`; NaN is unknown."""
     if unknown := [name for name, column in zip(names, numbers.T, strict=True) if np.isnan(column).all()]:
         raise DataError(f"task.scale_targets: no training row has a number for {', '.join(unknown)}")
     means, deviations = np.nanmean(numbers, axis=0), np.nanstd(numbers, axis=0)
@@ -157,11 +149,7 @@ def _scales(numbers: np.ndarray, names: Sequence[str]) -> dict[str, list[float]]
 
 
 def _number(value: Any) -> float:
-    """Returns a number; NaN if the value is missing.
-
-    Raises:
-        BadRow: if the value is not a finite number.
-    """
+    """Returns a number, NaN for a missing value; another value is a BadRow."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return math.nan
     try:

@@ -20,15 +20,7 @@ def score_table(
     counts: np.ndarray | Sequence[int],
     counted: str = "rows",
 ) -> Table:
-    """Returns a table with the scores and the number of rows of each label.
-
-    Args:
-        labels: names of the classes, labels or numbers.
-        metrics: metrics, including `<score>/<label>` for each of `names`.
-        names: names of the scores.
-        counts: number of rows of each label, `[labels]`.
-        counted: what is counted, if not rows.
-    """
+    """Returns a table with the scores `<name>/<label>` and the number of rows (or of `counted`) of each label."""
     rows = [
         [label, *(Cell(f"{score:.3f}", score) for name in names for score in [metrics[f"{name}/{label}"]]), int(count)]
         for label, count in zip(labels, counts, strict=True)
@@ -37,13 +29,9 @@ def score_table(
 
 
 def confusion(counts: np.ndarray, labels: Sequence[str], name: str, folder: Path) -> Table | Figure:
-    """Returns the confusion matrix; cells are shaded by their share of the true class.
+    """Returns the confusion matrix of `[true, predicted]` counts, shaded by shares of the true class.
 
-    Args:
-        counts: `[classes, classes]`, true by predicted class.
-        labels: names of the classes.
-        name: name of the evaluation set.
-        folder: folder for the image `confusion_<name>.png`, if there are too many classes for a table.
+    One of too many classes for a table is the image `confusion_<name>.png` in `folder`.
     """
     title = f"Predicted classes (columns) of the {name} rows, by true class"
     if len(labels) > plots.MOST_COUNTED_CLASSES:  # a table would be too wide
