@@ -23,6 +23,7 @@ from toolkit.document import render
 from toolkit.document.blocks import Cell, Code, Highlights, Section, Table, Text
 from toolkit.lab.jobs.jobs import Launch, job_name, measured_in, run_job, training_job
 from toolkit.lab.jobs.training import QUIET, trained
+from toolkit.metrics.intervals import t_interval
 from toolkit.report.scores import prefix_of
 
 if TYPE_CHECKING:
@@ -174,9 +175,6 @@ def write(found: Found, folder: Path) -> None:
     write_text(folder / "cross_validation.html", render.render_html(title, lead, sections(found)))
 
 
-CONFIDENCE = 0.95
-
-
 def summarised(folds: Sequence[Fold]) -> dict[str, dict[str, Any]]:
     """Returns mean, standard deviation and interval of each score, by its name with prefix.
 
@@ -206,12 +204,9 @@ def interval(values: Sequence[float]) -> Mapping[str, Any]:
     finite = [value for value in known if value is not None]
     if len(finite) < len(values):
         return {"mean": None, "deviation": None, "low": None, "high": None, "values": known}
-    from scipy.stats import t  # takes half a second
-
     count, mean, deviation = len(finite), statistics.fmean(finite), statistics.stdev(finite)
     variance = (1 / count + 1 / (count - 1)) * deviation**2
-    half = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * math.sqrt(variance)
-    return {"mean": mean, "deviation": deviation, "low": mean - half, "high": mean + half, "values": known}
+    return {"mean": mean, "deviation": deviation, **t_interval(mean, variance, count - 1)._asdict(), "values": known}
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:

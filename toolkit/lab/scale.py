@@ -38,6 +38,7 @@ from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
 from toolkit.lab.plan.estimates import scaling
 from toolkit.lab.plan.measure import Measured, calibrate, serial_seconds
 from toolkit.lab.tool import Report, Request
+from toolkit.metrics.intervals import percentiles
 from toolkit.system.limits import threads_per_process, usable_cores
 
 Mode = Literal["strong", "weak"]
@@ -110,8 +111,7 @@ def scaled(rounds: Rounds, mode: Mode) -> Scaled:
     def figure(of: Callable[[Mapping[int, float]], float]) -> Summary:
         if not drawn:
             return Summary(of(plain))
-        low, high = np.quantile([of(rates) for rates in drawn], (0.025, 0.975))
-        return Summary(of(plain), float(low), float(high))
+        return Summary(of(plain), *(percentiles([of(rates) for rates in drawn]) or ()))
 
     def efficiency(n: int) -> Summary:
         return figure(lambda rates: rates[n] / n / (rates[least] / least))

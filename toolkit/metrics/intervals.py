@@ -53,13 +53,13 @@ def t_interval(mean: float, variance: float, degrees: float) -> Interval:
     return Interval(mean - half, mean + half)
 
 
-def percentiles(draws: ArrayLike) -> Interval | None:
-    """Returns the 2.5 % and 97.5 % percentiles of the finite draws of a statistic; None without any."""
+def percentiles(draws: ArrayLike, fewest: int = 1) -> Interval | None:
+    """Returns the 2.5 % and 97.5 % percentiles of a statistic's finite draws; None if there are less than `fewest`."""
     import numpy as np
 
     values = np.asarray(draws, dtype=float)
     finite = values[np.isfinite(values)]
-    return Interval(*map(float, np.quantile(finite, ENDS))) if len(finite) else None
+    return Interval(*map(float, np.quantile(finite, ENDS))) if len(finite) >= fewest else None
 
 
 def resamples(size: int) -> Iterator[np.ndarray]:

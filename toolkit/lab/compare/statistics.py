@@ -15,7 +15,7 @@ import numpy as np
 
 from toolkit.api.batch import EvalData, Predictions
 from toolkit.api.task import Task
-from toolkit.metrics.intervals import resamples
+from toolkit.metrics.intervals import percentiles, resamples, t_interval
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -152,8 +152,7 @@ def _drawn(runs: Sequence[Mapping[str, np.ndarray]], statistic: Callable[[Mappin
             values.append(statistic({name: column[chosen] for name, column in run.items()}))
         return statistics.median(values)
 
-    low, high = np.quantile([draw() for _ in range(DRAWS)], (0.025, 0.975))
-    return Figure(value, float(low), float(high))
+    return Figure(value, *(percentiles([draw() for _ in range(DRAWS)]) or ()))
 
 
 def _curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
@@ -258,12 +257,9 @@ def difference(runs: Runs, baseline: Runs, name: str) -> Difference | None:
     mean, count = statistics.fmean(changes), len(changes)
     if count < 2:
         return Difference(mean, None, None, count)
-    from scipy.stats import t  # takes half a second
-
     of_seeds, of_rows = statistics.variance(changes) / count, _variance_of_rows(pairs, name)
     degrees = (count - 1) * ((of_seeds + of_rows) / of_seeds) ** 2 if of_seeds else math.inf
-    half = float(t.ppf((1 + CONFIDENCE) / 2, degrees)) * math.sqrt(of_seeds + of_rows)
-    return Difference(mean, mean - half, mean + half, count)
+    return Difference(mean, *t_interval(mean, of_seeds + of_rows, degrees), count)
 
 
 def _variance_of_rows(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], name: str) -> float:

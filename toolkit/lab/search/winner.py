@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json, write_json
@@ -15,6 +13,7 @@ from toolkit.lab.search import trials
 from toolkit.lab.search.space import overrides_of
 from toolkit.lab.search.study import OWNER, Book, Search, result_of
 from toolkit.lab.search.trials import baseline_of, best_of
+from toolkit.metrics.intervals import percentiles
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -23,7 +22,6 @@ SCORE = "score.json"
 """File of a trial's scores, once it was scored on the test rows."""
 DRAWS = 500
 """Sets of rows for the interval of a score."""
-ENDS = (0.025, 0.975)
 MIN_DRAWS = 50
 
 
@@ -107,11 +105,7 @@ def differences(one: Sequence[float | None], other: Sequence[float | None]) -> l
 
 def interval(draws: Sequence[float | None]) -> tuple[float | None, float | None]:
     """Returns the 95 % interval of bootstrap values; None if there are too few."""
-    values = np.array([value for value in draws if value is not None and math.isfinite(value)], dtype=float)
-    if len(values) < MIN_DRAWS:
-        return None, None
-    low, high = np.quantile(values, ENDS)
-    return float(low), float(high)
+    return percentiles([value for value in draws if value is not None], MIN_DRAWS) or (None, None)
 
 
 def same(difference: dict[str, Any] | None) -> bool | None:
