@@ -31,7 +31,7 @@ class Cuts:
             "tensor_parameters": 0, "tensor_summed": 0, "vocabulary_summed": 0,
         }  # fmt: skip
         if plans.plan_of(model.config):
-            with suppress(ConfigError):  # a plan that does not fit the model: a run would refuse it
+            with suppress(ConfigError):  # a plan that does not fit the model: a run would reject it
                 for module, style in plans.split_modules(model, 1).values():
                     self._watch(module, style)
             if modules := vocabulary_modules(model):

@@ -142,7 +142,7 @@ OF_MEMORY = (
     "activation_offload", "gradient_accumulation_steps", "per_device_train_batch_size", "max_tokens_per_batch",
     "ema_decay", "unpadded", "fast_dropout", "torch_compile",
 )  # fmt: skip
-"""Settings in the section `train` that a footprint depends on; those of `parallel` decide about padding, too."""
+"""Settings in the section `train` that a footprint depends on; settings of `parallel` decide about padding, too."""
 
 _PREDICTED: dict[str, Footprint] = {}
 

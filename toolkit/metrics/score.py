@@ -48,7 +48,7 @@ class Score:
     Args:
         name: its name, without the prefix of an evaluation set.
         greater_is_better: whether a greater value is better.
-        per_class: whether it is the metric of a single class, which tables of a run leave out.
+        per_class: whether it is the metric of a single class, which tables of a run skip.
         unit: unit of its values, for instance `s` or `B`; empty for a plain number.
     """
 
@@ -64,13 +64,13 @@ def per_class_scores(names: Iterable[str], labels: Sequence[str] | None) -> tupl
 
 
 def by_class(names: Sequence[str], labels: Sequence[str], values: Iterable[Any]) -> dict[str, float]:
-    """Returns the values of `per_class_scores`, from those of each label in the order of `names`."""
+    """Returns the values of `per_class_scores`, from each label's values in the order of `names`."""
     rows = list(zip(labels, values, strict=True))
     return {f"{name}/{label}": float(row[i]) for i, name in enumerate(names) for label, row in rows}
 
 
 def without_classes(figures: Mapping[str, T], scores: Iterable[Score]) -> dict[str, T]:
-    """Returns figures without those of single classes.
+    """Returns figures except the ones of single classes.
 
     Args:
         figures: values by name, with or without one of `PREFIXES`.

@@ -106,7 +106,7 @@ def _too_short_to_process(config: PreTrainedConfig, options: AudioOptions, rate:
 
 
 def _too_short_to_mask(config: PreTrainedConfig, options: AudioOptions, rate: int) -> list[str]:
-    """Returns a message if clips may be shorter than the mask of SpecAugment, which wav2vec 2.0 refuses."""
+    """Returns a message if clips may be shorter than the mask of SpecAugment, which wav2vec 2.0 rejects."""
     masks = getattr(config, "apply_spec_augment", False) and getattr(config, "mask_time_prob", 0) > 0
     ratio = getattr(config, "inputs_to_logits_ratio", None)
     if not masks or ratio is None or _least_samples(options, rate) >= (config.mask_time_length + 1) * ratio:

@@ -19,7 +19,7 @@ from toolkit.data.media.files import open_file
 COMPRESSED = (".aac", ".m4a", ".wma")
 """Suffixes of files that soundfile cannot read."""
 FORMATS = "aac,asf,flac,matroska,mov,mp3,ogg,wav"
-"""What such a file may be. Other formats of FFmpeg's are lists that name further files, which it would open."""
+"""Their formats. Other formats of FFmpeg's are lists of further files, which it would open."""
 FFMPEG_SECONDS = 600.0
 
 

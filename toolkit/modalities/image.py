@@ -56,7 +56,7 @@ def table(processor: Processor) -> torch.Tensor | None:
             bytes_, whole = resized(processor, [noise]), processor(images=[noise], return_tensors="pt")["pixel_values"]
             if bytes_.dtype != np.uint8 or not torch.equal(look_up(found, torch.from_numpy(bytes_)), whole):
                 return None
-    except Exception:  # processors of models' own code may refuse any of these arguments, with any error
+    except Exception:  # processors of models' own code may reject any of these arguments, with any error
         return None
     return found
 
@@ -223,7 +223,7 @@ def compact(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Returns the model's inputs as bytes, with the table of their numbers (see `toolkit.api.batch.Batch`).
 
-    Images of rows without `decoded` are read, and those of training rows are changed at random. Processors without a
+    Images of rows without `decoded` are read, and images of training rows are changed at random. Processors without a
     table give `pixel_values` `[B, C, H, W]` in float32 and no table.
 
     Raises:
@@ -267,7 +267,7 @@ def _pixels(
 def collate(
     features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
 ) -> dict[str, torch.Tensor]:
-    """Returns `pixel_values` `[B, C, H, W]` float32; those of training rows are augmented, as by `compact`."""
+    """Returns `pixel_values` `[B, C, H, W]` float32; images of training rows are augmented, as by `compact`."""
     inputs, tables = compact(features, processor, options, random)
     return {name: look_up(tables[name], value) if name in tables else value for name, value in inputs.items()}
 

@@ -43,7 +43,7 @@ def prefix_problems(config: PreTrainedConfig, options: Any, num_virtual_tokens: 
     name = limits.get("input", limits.get("source", ""))
     longest = getattr(options, name, None)
     if room is None or longest is None or not longest <= room < longest + num_virtual_tokens:
-        return []  # `too_long` refuses inputs that are too long without a prefix
+        return []  # `too_long` rejects inputs that are too long without a prefix
     return [
         f"model.peft.num_virtual_tokens: received {num_virtual_tokens}, but task.{name} allows inputs of {longest} "
         f"tokens, and this {config.model_type} has {room} positions for both; lower one of them"

@@ -188,7 +188,7 @@ def _checkpoint_segments(model: PreTrainedModel, setting: str, contexts: Context
 
 
 def _selective(contexts: Contexts | None) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Returns the contexts that keep products with weights, inside those of what is recomputed."""
+    """Returns the contexts that keep products with weights, inside the contexts of recomputed parts."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     kept = {getattr(torch.ops.aten, name).default for name in PRODUCTS}

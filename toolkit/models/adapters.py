@@ -110,7 +110,7 @@ def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: st
         with _of_another_age():
             adapted: PeftModel = get_peft_model(model, config)
     except ValueError as error:
-        raise ConfigError([f"model.peft: peft refuses this for {type(model).__name__}: {error}"]) from error
+        raise ConfigError([f"model.peft: peft rejects this for {type(model).__name__}: {error}"]) from error
     _fix_statistics(adapted)
     return _answering(adapted)
 

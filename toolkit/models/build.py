@@ -137,7 +137,7 @@ def _build_without_weights(
     options = {"trust_remote_code": model.trust_remote_code, **attention(model, config, auto_class)}
     try:
         return build_empty(auto_class, config, dtype=torch.float32, **options)
-    except Exception:  # the class reads values of its new tensors, or refuses this configuration everywhere
+    except Exception:  # the class reads values of its new tensors, or rejects this configuration everywhere
         return None
 
 

@@ -91,7 +91,7 @@ def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
     try:
         return AutoConfig.for_model(model_type, **sizes)
     except Exception as error:  # each configuration class has its own checks and exception types
-        raise ConfigError([f"model.from_config: {model_type} refuses these sizes: {error}"]) from error
+        raise ConfigError([f"model.from_config: {model_type} rejects these sizes: {error}"]) from error
 
 
 def _refuse_special_files(folder: Path) -> None:
@@ -108,7 +108,7 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
     """Loads or creates the model's configuration and applies `model.config_overrides`.
 
     Raises:
-        ConfigError: if the configuration class does not have a field or refuses a value.
+        ConfigError: if the configuration class does not have a field or rejects a value.
         InputError: if the model does not exist or its configuration cannot be loaded.
     """
     from transformers import AutoConfig, PreTrainedConfig
@@ -136,8 +136,8 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
             setattr(config, name, value)
         return type(config).from_dict(config.to_dict())  # runs the class's own checks on the new values
     except Exception as error:
-        refused = f"{type(config).__name__} refuses {model.config_overrides}: {error}"
-        raise ConfigError([f"model.config_overrides: {refused}"]) from error
+        rejected = f"{type(config).__name__} rejects {model.config_overrides}: {error}"
+        raise ConfigError([f"model.config_overrides: {rejected}"]) from error
 
 
 def lost_override_problems(model: ModelConfig, config: PreTrainedConfig) -> list[str]:
@@ -171,7 +171,7 @@ def load_code(config: PreTrainedConfig, auto_model: str) -> None:
 def build_empty(auto_class: Any, config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
     """Returns a model whose tensors are on the meta device; arguments are those of `from_config`.
 
-    Its code is imported before: what libraries compute while they are imported must have values.
+    Its code is imported before, because values that libraries compute during their import must be real.
     """
     load_code(config, auto_class.__name__)
     with torch.device("meta"):

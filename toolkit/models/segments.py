@@ -5,7 +5,7 @@ the backward pass recomputes one segment at a time, with all activations of its 
 
 The layers of a segment are called by the model's own code. Hooks on the first and the last of them begin and end a
 region whose saved tensors are recomputed together, as `torch.distributed._composable.checkpoint` does for one module.
-Calls are recorded without the tensors that earlier layers of the segment have computed, which are what is not kept.
+Calls are recorded without tensors computed inside the segment; those are recomputed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Reference(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """A tensor from outside the segment: its place among those that are kept."""
+    """A tensor from outside the segment: its place among the kept ones."""
 
     place: int
 
@@ -55,11 +55,11 @@ class _Pass:
     """What one forward pass through a segment has recorded."""
 
     kept: list[Tensor] = field(default_factory=list)
-    """Tensors from outside the segment; those of its first call only during the forward pass."""
+    """Tensors from outside the segment; the first call's only during the forward pass."""
     calls: list[tuple[nn.Module, Any, Sequence[Any], Any]] = field(default_factory=list)
     """Layers with the structure and the leaves of their arguments, and the random state before each."""
     outputs: dict[int, tuple[weakref.ref[Tensor], _Reference]] = field(default_factory=dict)
-    """What layers of the segment have returned, by `id`, while it is alive."""
+    """Results of layers of the segment by `id`, while they are alive."""
 
     def record(self, layer: nn.Module, arguments: Any) -> None:
         """Records a call; a layer that does not take the result of the one before is a RunError."""

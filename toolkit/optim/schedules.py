@@ -85,7 +85,7 @@ def factor_of(train: TrainConfig, total_steps: int) -> Factor:
         return Factor(lambda step: relative_step(step, rising))
     shape, warmup = SHAPES[train.lr_scheduler_type], warmup_steps(train, total_steps)
     span, given = Span(warmup, total_steps, train.learning_rate), train.lr_scheduler_kwargs
-    # Those of `reduce_lr_on_plateau` are for its callback.
+    # Arguments of `reduce_lr_on_plateau` are for its callback.
     factor = bound(shape.factor, span, given)
     if shape.warms_up:
         return Factor(factor)

@@ -184,7 +184,7 @@ class Shape(NamedTuple):
     """A shape of the learning rate."""
 
     factor: Callable[..., float]  # a function of step (from 0), span and arguments
-    arguments: Mapping[str, Any]  # types by name in `train.lr_scheduler_kwargs`, those of the momentum included
+    arguments: Mapping[str, Any]  # types by name in `train.lr_scheduler_kwargs`, also of the momentum
     required: tuple[str, ...] = ()  # arguments without a default
     warms_up: bool = False  # whether it has its own warm-up instead of a linear one
     momentum: Callable[..., float] | None = None  # likewise, if the momentum can be cycled

@@ -201,7 +201,7 @@ def _flat(prefix: str, state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _without(scalars: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Returns the plain values of a state without those of some parameters, and without groups of only those."""
+    """Returns the plain values of a state without some parameters, and without the groups that this empties."""
     kept = {
         part: {key: value for key, value in scalars[part].items() if _parameter(key) not in names}
         for part in ("values", "shapes")

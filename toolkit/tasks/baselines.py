@@ -70,7 +70,7 @@ def of_head(
 
 
 def _constant(head: Head, targets: np.ndarray) -> tuple[str, np.ndarray]:
-    """Returns the best constant answer of the training rows: what it is, and its scores `[N]`."""
+    """Returns a name for the best constant answer of the training rows, and its scores `[N]`."""
     labels = head.state["labels"]
     if targets.ndim == 1:
         largest = int(np.bincount(targets).argmax())

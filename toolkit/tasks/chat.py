@@ -131,14 +131,14 @@ def _answer(
     block_size: int,
     seed: int,
 ) -> str:
-    """Answers a prompt by sampling, and returns both as text; arguments are those of `continue_text`."""
+    """Answers a prompt by sampling, and returns both as text; see `continue_tokens`."""
     ids, end = encode_prompt(prompt, tokenizer), separators(tokenizer)[1]
     tokens = continue_tokens(model, ids, end, max_new_tokens, block_size, seed)
     return as_text(prompt, str(tokenizer.decode(tokens, skip_special_tokens=True)))
 
 
 def encode_prompt(prompt: str | list[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Returns the tokens after which a model answers: those of the prompt, or of messages in the chat template."""
+    """Returns the tokens that a model answers: the prompt's, or the messages' in the chat template."""
     if not isinstance(prompt, str):
         return _rendered(prompt, tokenizer, add_generation_prompt=True)
     ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]

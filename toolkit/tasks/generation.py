@@ -93,7 +93,7 @@ def script_name(causal: bool, answers: bool) -> str:
 def script_values(
     model: Any, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, block_size: int
 ) -> dict[str, Any]:
-    """Returns what the script of a causal model needs, nothing for others; arguments are those of `continue_text`."""
+    """Returns what the script of a causal model needs, nothing for others; arguments are those of `continue_tokens`."""
     if getattr(model, "generation_config", None) is None:
         return {}
     begin, end = separators(tokenizer)

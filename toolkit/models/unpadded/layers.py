@@ -233,7 +233,7 @@ def install(model: PreTrainedModel, always: bool = True) -> None:
 
     Args:
         model: the model.
-        always: whether batches with so little padding that this takes longer run without it too. Those of
+        always: whether batches with so little padding that this takes longer run without it too. Batches of
             encoder-decoders always do, since both sides run in the same way.
     """
     from transformers import AttentionInterface, AttentionMaskInterface

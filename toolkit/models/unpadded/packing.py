@@ -103,7 +103,7 @@ class Packing:
     """What layers get in place of an attention mask."""
 
     keys: Rows  # the tokens that are attended to
-    queries: Rows  # the tokens that attend; those of the decoder in cross attention, otherwise the same
+    queries: Rows  # the tokens that attend: in cross attention the decoder's, otherwise the same
     causal: bool  # whether tokens attend to none after them; None leaves it to the attention module
     window: Tensor | None  # which positions attend to which, `[T, T]` bool, if neither all nor all before
     padded: Mapping[str, Any]  # the arguments of transformers' mask of the padded batch, for layers that run padded
@@ -169,7 +169,7 @@ def packed_mask(
 
 
 def packed_mask_where_it_pays(**arguments: Any) -> Packing | Tensor | None:
-    """Returns what `packed_mask` does, but a mask for a batch with so little padding that a CPU is faster with it."""
+    """Like `packed_mask`, but returns a mask for a batch with so little padding that a CPU is faster with it."""
     found = packed_mask(**arguments)
     if not isinstance(found, Packing) or arguments["attention_mask"].device.type != "cpu":
         return found
