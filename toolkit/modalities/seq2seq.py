@@ -12,6 +12,7 @@ from toolkit.base.errors import InputError
 from toolkit.config.messages import nearest
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities import text
+from toolkit.modalities.text import longest as longest
 from toolkit.modalities.text import too_long
 
 if TYPE_CHECKING:
@@ -46,11 +47,6 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
         for name, value in (("decoder_vocab_size", len(tokenizer)), ("forced_eos_token_id", tokenizer.eos_token_id)):
             if getattr(config, name, None) is not None:
                 setattr(config, name, value)
-
-
-def longest(options: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Returns the largest number of tokens of a source, or None."""
-    return getattr(options, limits_of(options).get("source", ""), None)
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:

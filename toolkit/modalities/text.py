@@ -253,8 +253,9 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
 
 
 def longest(options: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Returns the largest number of tokens of an input, or None."""
-    return getattr(options, limits_of(options).get("input", ""), None)
+    """Returns the largest number of tokens of an input or source, or None."""
+    limits = limits_of(options)
+    return getattr(options, limits.get("input", limits.get("source", "")), None)
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:

@@ -97,9 +97,7 @@ def coverage(config: PreTrainedConfig, attn_implementation: str | None = None) -
         return Refused(REASONS.get(kind, unknown))
     if dropped := [name for name in LAYERDROP if (getattr(config, name, None) or 0) > 0]:
         zeros = ", ".join(f"model.config_overrides.{name}=0" for name in dropped)
-        return Refused(
-            f"it skips layers at random, even the ones that remove or restore padding (set {zeros})"
-        )
+        return Refused(f"it skips layers at random, even the ones that remove or restore padding (set {zeros})")
     for name in ("use_weighted_layer_sum", "output_hidden_states", "output_attentions", "output_router_logits"):
         if getattr(config, name, False):
             return Refused(f"it returns the states of its layers ({name})")
