@@ -137,19 +137,21 @@ def spare_activations(model: PreTrainedModel, train: TrainConfig, contexts: Cont
             ])  # fmt: skip
         store_activations(model, partial(Compressed, train.activation_compression))
     if train.activation_offload:
-        offload_activations(model)
+        store_activations(model, _Offload)
+
+
+def _rejected(setting: str, why: object) -> ConfigError:
+    return ConfigError([f"{KEY}: received {setting!r}, but {why}"])
 
 
 def _checkpoint(model: PreTrainedModel, setting: str, contexts: Contexts | None) -> None:
     name = type(model).__name__
     if not model.supports_gradient_checkpointing:
-        raise ConfigError([f"{KEY}: received {setting!r}, but {name} cannot recompute activations; set it to none"])
+        raise _rejected(setting, f"{name} cannot recompute activations; set it to none")
     layers = layers_of(model)
     if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for layer in layers for part in layer.modules()):
-        raise ConfigError([
-            f"{KEY}: received {setting!r}, but the layers of {name} have batch normalisation, whose running statistics "
-            "would count every micro-batch twice; set it to none"
-        ])  # fmt: skip
+        twice = "whose running statistics would count every micro-batch twice"
+        raise _rejected(setting, f"the layers of {name} have batch normalisation, {twice}; set it to none")
     if setting.startswith("segments"):
         _checkpoint_segments(model, setting, contexts)
         return
@@ -162,12 +164,10 @@ def _checkpoint(model: PreTrainedModel, setting: str, contexts: Contexts | None)
         else:  # before transformers 5.20 or so
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
     except ValueError as error:
-        raise ConfigError([f"{KEY}: received {setting!r}, but {error}"]) from error
+        raise _rejected(setting, error) from error
     if setting.startswith("every"):
         if not layers:
-            raise ConfigError([
-                f"{KEY}: received {setting!r}, but the layers of {name} are checkpointed all or none; use full"
-            ])  # fmt: skip
+            raise _rejected(setting, f"the layers of {name} are checkpointed all or none; use full")
         every = int(setting.split("_")[1])
         for number, layer in enumerate(layers):
             layer.gradient_checkpointing = number % every == 0  # type: ignore[assignment]
@@ -176,12 +176,10 @@ def _checkpoint(model: PreTrainedModel, setting: str, contexts: Contexts | None)
 def _checkpoint_segments(model: PreTrainedModel, setting: str, contexts: Contexts | None) -> None:
     stacks, name = stacks_of(model), type(model).__name__
     if not stacks:
-        raise ConfigError([f"{KEY}: received {setting!r}, but {name} has no list of layers to divide; use full"])
+        raise _rejected(setting, f"{name} has no list of layers to divide; use full")
     if skipped := [key for key in LAYERDROP if getattr(model.config, key, 0)]:
-        raise ConfigError([
-            f"{KEY}: received {setting!r}, but {name} skips layers at random (model.config_overrides.{skipped[0]}); "
-            "set that to 0, or use full"
-        ])  # fmt: skip
+        skips = f"skips layers at random (model.config_overrides.{skipped[0]})"
+        raise _rejected(setting, f"{name} {skips}; set that to 0, or use full")
     _, _, number = setting.partition("_")
     for stack in stacks:
         segment_layers(stack, int(number) if number else None, contexts)
@@ -207,11 +205,6 @@ def _all_of(contexts: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
         for context in contexts:
             entered.enter_context(context)
         yield
-
-
-def offload_activations(model: nn.Module) -> None:
-    """Keeps the tensors saved for the backward pass in CPU memory; parameters stay on the device."""
-    store_activations(model, _Offload)
 
 
 def store_activations(model: nn.Module, hooks: Callable[[set[int]], saved_tensors_hooks]) -> None:

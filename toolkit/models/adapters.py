@@ -107,12 +107,12 @@ def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: st
     config = METHODS[settings.method](model, settings, shared)
     torch.manual_seed(seed)
     try:
-        with _of_another_age():
+        with _without_deprecation_warning():
             adapted: PeftModel = get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError([f"model.peft: peft rejects this for {type(model).__name__}: {error}"]) from error
     _fix_statistics(adapted)
-    return _answering(adapted)
+    return _without_virtual_logits(adapted)
 
 
 def _fix_statistics(adapted: Any) -> None:
@@ -137,8 +137,8 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
 
     if read_json(folder / FILE).get("megatron_config"):
         raise InputError(f"{folder / FILE}: megatron_config names code to import, which is not supported; remove it")
-    with _of_another_age():
-        return _answering(PeftModel.from_pretrained(model, folder))
+    with _without_deprecation_warning():
+        return _without_virtual_logits(PeftModel.from_pretrained(model, folder))
 
 
 def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, final: Path) -> None:
@@ -276,7 +276,7 @@ def _transposed(model: PreTrainedModel, targets: list[str]) -> bool:
     return any(isinstance(module, Conv1D) for name, module in model.named_modules() if f".{name}".endswith(ends))
 
 
-def _answering(adapted: Any) -> Any:
+def _without_virtual_logits(adapted: Any) -> Any:
     """Removes the logits of virtual tokens from the output, so that it aligns with the text's labels."""
     config = adapted.peft_config["default"]
     if config.is_prompt_learning and config.task_type == "CAUSAL_LM":
@@ -291,7 +291,7 @@ def _answering(adapted: Any) -> Any:
 
 
 @contextmanager
-def _of_another_age() -> Iterator[None]:
+def _without_deprecation_warning() -> Iterator[None]:
     """Suppresses transformers' warning about a deprecated attribute that peft reads."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)

@@ -50,44 +50,37 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
-    mask: Tensor | None = None,
-    dropout: float = 0.0,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Tensor:
     """Returns what `torch.nn.functional.scaled_dot_product_attention` does; with dropout, faster on a CPU.
 
     In half precision, attention weights are rounded after the softmax, which itself is computed in float32, as in
-    transformers' `eager` attention.
-
-    Args:
-        query: `[..., N, d]`.
-        key: `[..., M, d]`.
-        value: `[..., M, e]`.
-        mask: broadcastable to `[..., N, M]`: true where a query sees a key, or what is added to its score.
-        dropout: rate of dropout of the attention weights, rounded to 1 / 65536; 0 outside training.
-        is_causal: whether query i sees the keys up to i only; `mask` must then be None.
-        scale: factor of the scores; None for `1 / sqrt(d)`.
-
-    Returns:
-        `[..., N, e]`. A query that sees no key gets 0.
+    transformers' `eager` attention. A query that sees no key gets 0.
     """
-    steps = round(dropout * STEPS)
-    alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
-    if not 0 < steps < STEPS or not alike or is_split(query):
-        return functional.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal, scale=scale)
+    steps = round(dropout_p * STEPS)
+    ours = 0 < steps < STEPS and not is_split(query) and not (is_causal and attn_mask is not None)
+    if ours and enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    if not ours or not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     device = query.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if is_causal:
-        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    elif mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(query.dtype)
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    elif attn_mask is not None and attn_mask.dtype != torch.bool:
+        attn_mask = attn_mask.to(query.dtype)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast(device, enabled=False):
-        attended: Tensor = _Attention.apply(query, key, value, mask, scale, steps)
+        attended: Tensor = _Attention.apply(query, key, value, attn_mask, scale, steps)
     return attended
 
 
@@ -149,30 +142,9 @@ def _factor(steps: int) -> float:
     return STEPS / (STEPS - steps)
 
 
-def _scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Takes the arguments of `torch.nn.functional.scaled_dot_product_attention`."""
-    if dropout_p == 0 or (is_causal and attn_mask is not None):
-        return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    return attention(query, key, value, mask=attn_mask, dropout=dropout_p, is_causal=is_causal, scale=scale)
-
-
 REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     functional.dropout: dropout,
-    functional.scaled_dot_product_attention: _scaled_dot_product_attention,
+    functional.scaled_dot_product_attention: attention,
 }
 """Functions of PyTorch, which models call themselves or by modules, and what is called instead."""
 

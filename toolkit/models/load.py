@@ -35,12 +35,8 @@ FIXED = {
 """Fields of a model's configuration that cannot be configured, and the reasons."""
 
 
-def _known_fields(config: PreTrainedConfig) -> list[str]:
-    return sorted({*config.to_dict(), *config.attribute_map} - {"model_type", "transformers_version"})
-
-
 def _check_fields(config: PreTrainedConfig, fields: dict[str, Any], key: str) -> None:
-    known = _known_fields(config)
+    known = sorted({*config.to_dict(), *config.attribute_map} - {"model_type", "transformers_version"})
     problems = []
     for name, value in fields.items():
         if name in FIXED:

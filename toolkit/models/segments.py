@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -71,7 +71,7 @@ class _Pass:
                 f"train.activation_checkpointing: the layers of type {type(layer).__name__} do not pass their results "
                 "on to each other, so they have no segments; set it to full"
             )
-        self.calls.append((layer, structure, found, _random_state(leaves)))
+        self.calls.append((layer, structure, found, (torch.get_rng_state(), get_device_states(*leaves))))
 
     def _leaf(self, tensor: Tensor) -> _Reference | _Given:
         known = self.outputs.get(id(tensor))
@@ -93,8 +93,9 @@ class _Pass:
     def replay(self, *first: Tensor) -> None:
         """Calls the layers again with their random numbers, and the first call's tensors, which torch has kept."""
         results: list[list[Any]] = []
-        for layer, structure, leaves, state in self.calls:
-            _set_random_state(state)
+        for layer, structure, leaves, (cpu, (devices, states)) in self.calls:
+            torch.set_rng_state(cpu)
+            set_device_states(devices, states)
             given = [self._value(leaf, results, first) for leaf in leaves]
             args, kwargs = tree_unflatten(given, structure)
             # Not the module itself, whose hooks have run.
@@ -163,13 +164,3 @@ class _Segment:
         if self.region is not None:
             self.region.close()
         self.current = self.region = None
-
-
-def _random_state(leaves: Iterable[Any]) -> tuple[Tensor, Any]:
-    return torch.get_rng_state(), get_device_states(*leaves)
-
-
-def _set_random_state(state: tuple[Tensor, Any]) -> None:
-    cpu, (devices, states) = state
-    torch.set_rng_state(cpu)
-    set_device_states(devices, states)

@@ -98,7 +98,7 @@ def test_attention_is_the_formula_with_the_mask_that_was_drawn(name, is_causal):
     mask = masks()[name]
     query, key, value = vectors()
     torch.manual_seed(1)
-    found = attention(query, key, value, mask=mask, dropout=0.25, is_causal=is_causal, scale=0.7)
+    found = attention(query, key, value, attn_mask=mask, dropout_p=0.25, is_causal=is_causal, scale=0.7)
     torch.manual_seed(1)
     drawn = kept(torch.empty(2, 3, 4, 5), 16384).double() / 0.75
     identity = torch.eye(5, dtype=torch.float64).expand(2, 3, 5, 5)
@@ -115,7 +115,7 @@ def test_gradients_of_attention(name):
     def attend(*tensors):
         torch.manual_seed(2)
         bias = tensors[3] if name == "bias" else mask
-        return attention(*tensors[:3], mask=bias, dropout=0.3)
+        return attention(*tensors[:3], attn_mask=bias, dropout_p=0.3)
 
     assert torch.autograd.gradcheck(attend, inputs)
 
@@ -127,7 +127,7 @@ def test_gradients_of_dropout_and_of_causal_attention():
 
     def attend(*tensors):
         torch.manual_seed(3)
-        return attention(*tensors, dropout=0.4, is_causal=True)
+        return attention(*tensors, dropout_p=0.4, is_causal=True)
 
     assert torch.autograd.gradcheck(drop, torch.randn(3, 5, dtype=torch.float64, requires_grad=True))
     assert torch.autograd.gradcheck(attend, vectors())
@@ -137,7 +137,7 @@ def test_attention_has_the_mean_and_variance_of_pytorchs():
     torch.manual_seed(4)
     draws = 4000
     query, key, value = (torch.randn(1, 1, 6, 4, dtype=torch.float64).expand(draws, 2, 6, 4) for _ in range(3))
-    ours = attention(query, key, value, dropout=0.3)
+    ours = attention(query, key, value, dropout_p=0.3)
     theirs = functional.scaled_dot_product_attention(query, key, value, dropout_p=0.3)
     plain = functional.scaled_dot_product_attention(query, key, value)[0, 0]
     error = theirs.std((0, 1)) / math.sqrt(2 * draws)
@@ -150,7 +150,7 @@ def test_without_dropout_attention_is_pytorchs():
     query, key, value = vectors()
     mask = masks()["boolean"]
     expected = functional.scaled_dot_product_attention(query, key, value, mask)
-    assert torch.equal(attention(query, key, value, mask=mask), expected)
+    assert torch.equal(attention(query, key, value, attn_mask=mask), expected)
 
 
 def test_grouped_heads_and_autocast():
@@ -160,10 +160,10 @@ def test_grouped_heads_and_autocast():
         grouped = functional.scaled_dot_product_attention(query, key, key, dropout_p=0.2, enable_gqa=True)
     torch.manual_seed(0)
     repeated = key.repeat_interleave(2, 1)
-    assert torch.equal(grouped, attention(query, repeated, repeated, dropout=0.2))
+    assert torch.equal(grouped, attention(query, repeated, repeated, dropout_p=0.2))
     torch.manual_seed(0)
     with torch.autocast("cpu", torch.bfloat16):
-        half = attention(query, repeated, repeated, dropout=0.2)
+        half = attention(query, repeated, repeated, dropout_p=0.2)
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), grouped, rtol=0.05, atol=0.05)
 
