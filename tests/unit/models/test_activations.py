@@ -16,7 +16,7 @@ from torch import nn
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
 from toolkit.distributed.placement import layers_of
-from toolkit.models.activations import offload_activations, spare_activations
+from toolkit.models.activations import spare_activations
 
 FEW = ("train.max_steps=3", "checkpoint.save_steps=null")
 CHECKPOINTED = "train.activation_checkpointing=full"
@@ -121,8 +121,7 @@ def test_offloaded_activations_give_the_same_gradient(checkpointing):
     torch.manual_seed(0)
     plain = bert()
     moved = copy.deepcopy(plain)
-    spare_activations(moved, TrainConfig(activation_checkpointing=checkpointing))
-    offload_activations(moved)
+    spare_activations(moved, TrainConfig(activation_checkpointing=checkpointing, activation_offload=True))
     ids = torch.arange(16).reshape(2, 8)
     for model in (plain, moved):
         model.train()
@@ -134,7 +133,7 @@ def test_offloaded_activations_give_the_same_gradient(checkpointing):
 
 def test_what_is_offloaded_is_no_parameter():
     layer = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    offload_activations(layer)
+    spare_activations(layer, TrainConfig(activation_offload=True))
     layer.train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
     out = layer(torch.ones(3, 4, requires_grad=True))
