@@ -49,7 +49,7 @@ CONFLICTS = {
     "data.folds=3 data.fold=4": "there is no such fold; set data.fold to at most data.folds",
     "eval.eval_on_start=true data.validation_split=0": "there are no validation rows to evaluate",
     "train.unpadded=true train.torch_compile=true": "compiled code would be compiled again for every number of tokens",
-    "train.unpadded=true train.mixed_precision=fp8": "need sizes that are multiples of 16",
+    "train.unpadded=true train.mixed_precision=fp8": "need multiples of 16",
     "train.unpadded=true parallel.pipeline=2": "the stages of a pipeline exchange batches of one shape",
     "train.unpadded=true parallel.backend=deepspeed": "this has not been compared under DeepSpeed",
     "train.activation_compression=int8 train.activation_offload=true": "an activation is stored in one way",
