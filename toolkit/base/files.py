@@ -261,7 +261,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_DISKS = (*_FULL, errno.EIO, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ESTALE)
-"""Errors that say nothing but themselves when a library leaves out the file."""
+"""Errors of disks also where a library omits the file."""
 _IN_LIBRARIES = re.compile(r"\(os error (\d+)\)|: No space left on device \((\d+)\)")
 """How libraries that are written in Rust, and torch, name the operating system's errors in exceptions of their own."""
 _OF_SHARED_MEMORY = "</torch_"
@@ -269,7 +269,7 @@ _OF_SHARED_MEMORY = "</torch_"
 
 
 def disk_problem(error: BaseException, folder: Path | None = None, needed: int | None = None) -> str | None:
-    """Returns the message for an error of a file or a disk, with the path and, for a full disk, what is free.
+    """Returns the message for an error of a file or a disk, with the path and, for a full disk, its free space.
 
     Args:
         error: any error; libraries such as safetensors, tokenizers and torch raise errors of their own.
@@ -326,7 +326,7 @@ def _number_of(error: BaseException) -> int | None:
 
 
 def _space(error: BaseException, places: list[Path], needed: int | None) -> str:
-    """Returns what is needed, if it is known, and what is free in places on different disks."""
+    """Returns the needed bytes, if known, and the free bytes in places on different disks."""
     from toolkit.base.console import format_bytes
 
     needed = getattr(error, "needed", None) if needed is None else needed

@@ -33,21 +33,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Source:
-    """What a setting names, and where the folder has it.
+    """What a setting names, and where the folder has it."""
 
-    Args:
-        value: the value of the setting.
-        path: the file or folder, relative to the fetched folder.
-        revision: the revision in the settings, or None.
-        config: configuration of a dataset, or None.
-        commit: the commit of the Hub; None for what was copied from this machine.
-    """
-
-    value: str
-    path: str
-    revision: str | None = None
-    config: str | None = None
-    commit: str | None = None
+    value: str  # the value of the setting
+    path: str  # the file or folder, relative to the fetched folder
+    revision: str | None = None  # the revision in the settings, or None
+    config: str | None = None  # configuration of a dataset, or None
+    commit: str | None = None  # the commit of the Hub; None for what was copied from this machine
 
 
 @dataclass(frozen=True)
@@ -60,17 +52,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A fetched folder.
+    """A fetched folder."""
 
-    Args:
-        folder: the folder, absolute.
-        sources: what it has, by dotted key of the setting.
-        files: every file by its path inside.
-    """
-
-    folder: Path
-    sources: Mapping[str, Source]
-    files: Mapping[str, Entry]
+    folder: Path  # the folder, absolute
+    sources: Mapping[str, Source]  # what it has, by dotted key of the setting
+    files: Mapping[str, Entry]  # every file by its path inside
 
     def find(self, key: str, value: str, revision: str | None = None, config: str | None = None) -> Path | None:
         """Returns where the folder has the value of a setting; None if it has something else, or nothing."""
@@ -163,7 +149,7 @@ def go_offline_without_network() -> None:
     try:
         socket.create_connection((hub.hostname, hub.port or (443 if hub.scheme == "https" else 80)), SECONDS).close()
     except OSError as error:
-        say(f"{hub.hostname} cannot be reached ({error}); only what is in the local cache is used")
+        say(f"{hub.hostname} cannot be reached ({error}); only the local cache is used")
         constants.HF_HUB_OFFLINE = True
         if "datasets" in sys.modules:
             sys.modules["datasets"].config.HF_HUB_OFFLINE = True

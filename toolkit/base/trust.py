@@ -61,8 +61,8 @@ def refuse_unknown(recipe: Path, run: str | Path, how: str, environ: Mapping[str
         is_known = (_notes("recipes", environ) / file_sha256(recipe)).exists()
     if not is_known and shipped_copy(recipe) is None:
         raise InputError(
-            f"{run}: nobody has trained with its recipe {recipe}, as it is now, under this account on this machine; "
-            f"if you trust it, name it {how}"
+            f"{run}: this account has not run its recipe {recipe} in its present form on this machine; if you trust "
+            f"it, name it {how}"
         )
 
 

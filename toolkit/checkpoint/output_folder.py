@@ -97,9 +97,9 @@ class OutputLock:
             os.pwrite(self._descriptor, owner, 0)
         except OSError as error:
             held = FolderInUse(self._held_message()) if isinstance(error, BlockingIOError) else None
-            refused = held or CheckpointError(f"cannot lock {self.path}: {why(error, self.path, len(owner))}")
+            failure = held or CheckpointError(f"cannot lock {self.path}: {why(error, self.path, len(owner))}")
             self.__exit__(None, None, None)
-            raise refused from None
+            raise failure from None
         held_folders.add(self._key)
         return self
 
@@ -156,7 +156,7 @@ class OutputLock:
         try:
             os.close(os.open(turn, os.O_CREAT | os.O_EXCL))
         except FileExistsError as error:
-            if is_of_dead_process(turn):  # it takes no time; the next attempt goes on
+            if is_of_dead_process(turn):  # removing takes no time; the next attempt continues
                 turn.unlink(missing_ok=True)
             raise BlockingIOError from error
         try:
@@ -244,7 +244,7 @@ def in_use(output_dir: Path) -> str | None:
         return f"cannot open the lock file {lock.path}: {error.strerror}"
     try:
         fcntl.lockf(lock._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # or no locks here, and nobody has the other file
+    except OSError as error:  # or the file system has no locks, and no run has the other file
         held = isinstance(error, _HELD) and not _has_no_locks(error, lock._descriptor)
         return lock._held_message() if held else None
     finally:
@@ -335,7 +335,7 @@ def claim(
 
     def take() -> Checkpoint | None:
         with suppress(OSError):  # which `probe` explains
-            if in_use(output_dir) is None:  # a folder of others is refused before anything is written into it
+            if in_use(output_dir) is None:  # a folder of another run fails before anything is written into it
                 decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
         probe(output_dir)
         held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))

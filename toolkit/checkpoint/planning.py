@@ -20,21 +20,13 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors that are saved under one name.
+    """Tensors that are saved under one name."""
 
-    Args:
-        name: `model`, `optimizer` or the name of a callback.
-        tensors: tensors by name, as far as this process has them; they may be split over processes.
-        metadata: additional strings for the header.
-        first_only: names of tensors that may differ between processes; those of the lowest rank are saved.
-        steady: names of tensors that change in updates only.
-    """
-
-    name: str
-    tensors: Mapping[str, Tensor]
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    first_only: Collection[str] = ()
-    steady: Collection[str] = ()
+    name: str  # `model`, `optimizer` or the name of a callback
+    tensors: Mapping[str, Tensor]  # tensors by name, as far as this process has them; they may be split over processes
+    metadata: Mapping[str, str] = field(default_factory=dict)  # additional strings for the header
+    first_only: Collection[str] = ()  # those that may differ between processes; the lowest rank's are saved
+    steady: Collection[str] = ()  # those that change in updates only
 
 
 @dataclass(frozen=True)
@@ -62,21 +54,13 @@ class Saved:
 
 @dataclass(frozen=True)
 class Plan:
-    """The tensors of all processes that are saved under one name, and the values that this process saves.
-
-    Args:
-        name: their name.
-        saved: the tensors by name, the same on every process, those with the longest elements first.
-        values: this process's parts of them by name and box; they share the memory of its tensors.
-        metadata: additional strings for the header.
-        steady: names of tensors that change in updates only.
-    """
+    """The tensors of all processes that are saved under one name, and the values that this process saves."""
 
     name: str
-    saved: Mapping[str, Saved]
-    values: Mapping[tuple[str, Box], Tensor]
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    steady: Collection[str] = ()
+    saved: Mapping[str, Saved]  # the tensors by name, the same on every process, those with the longest elements first
+    values: Mapping[tuple[str, Box], Tensor]  # this process's parts by name and box; they share its tensors' memory
+    metadata: Mapping[str, str] = field(default_factory=dict)  # additional strings for the header
+    steady: Collection[str] = ()  # names of those that change in updates only
 
     @property
     def size(self) -> int:
@@ -212,7 +196,7 @@ class Snapshot:
             return torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
         except (RuntimeError, MemoryError) as error:
             raise RunError(
-                f"there is no memory for the copy of the {key[0]} that is written while training goes on "
+                f"there is no memory for the copy of the {key[0]} that is written while training continues "
                 f"({str(error).splitlines()[0]}); set checkpoint.async_save to false, and resume with "
                 "checkpoint.resume=auto"
             ) from error

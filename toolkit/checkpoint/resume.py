@@ -1,4 +1,4 @@
-"""Selects the checkpoint to resume from, and refuses output folders that hold another run."""
+"""Selects the checkpoint to resume from, and rejects output folders that hold another run."""
 
 from __future__ import annotations
 

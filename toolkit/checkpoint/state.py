@@ -124,7 +124,7 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
     elastic = elastic and now.get("train.strategy") != "local_sgd"
     free = (*FREE, *SPLIT) if elastic else FREE
     if elastic and any(key in before and before[key] != now.get(key) for key in (BACKEND, *MESH)):
-        free = (*free, UNPADDED)  # not every way to split a model can leave out padding
+        free = (*free, UNPADDED)  # not every way to split a model can skip padding
     changes = [
         f"{key}: the run was started {_with(before, key)}, now {_shown(now, key)}{_advice(before, key)}"
         for key in sorted({*before, *now})
@@ -176,7 +176,7 @@ def refuse_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
 
 
 def _window_problems(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Returns a message if an update would be computed from another number of rows."""
+    """Returns a message if an update would have another number of rows."""
     rows, data_size = window_rows(saved), layout_of(current).data_size
     if window_rows(current) == rows:
         return []

@@ -246,7 +246,7 @@ def _runs(box: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, int
     """Yields first element and number of elements of each contiguous run of a box in a tensor of this shape."""
     dim = len(shape)
     while dim and box[dim - 1].stop - box[dim - 1].start == shape[dim - 1]:
-        dim -= 1  # what is complete in the last dimensions belongs to one run
+        dim -= 1  # complete last dimensions belong to one run
     if dim == 0:
         yield 0, math.prod(shape)
         return

@@ -229,25 +229,15 @@ def _not_written(folder: Path, error: Exception, plan: Plan) -> RunError:
 
 @dataclass(frozen=True)
 class NewCheckpoint:
-    """What a checkpoint holds, apart from the training that goes on.
+    """The content of a checkpoint, independent of the continuing training."""
 
-    Args:
-        root: the run's `checkpoints` folder.
-        step: number of completed optimizer steps.
-        plans: the tensors.
-        files: contents of all other files by their paths in the folder; used on the main process only.
-        sharded: whether each process writes its share.
-        keep: number of newest checkpoints to keep; None keeps all.
-        best: step that is kept in addition, or None.
-    """
-
-    root: Path
-    step: int
+    root: Path  # the run's `checkpoints` folder
+    step: int  # number of completed optimizer steps
     plans: Sequence[Plan]
-    files: Mapping[str, bytes]
-    sharded: bool
-    keep: int | None
-    best: int | None
+    files: Mapping[str, bytes]  # contents of all other files by path; used on the main process only
+    sharded: bool  # whether each process writes its share
+    keep: int | None  # number of newest checkpoints to keep; None keeps all
+    best: int | None  # step that is kept in addition, or None
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""What a run should know about its rows before it trains: labels, repeated rows, groups, and rows that were skipped."""
+"""Findings about the rows of a run before it trains: labels, repeated rows, groups, and skipped rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RowFindings:
     excluded: Sequence[str] = ()
 
     def notes(self) -> list[str]:
-        """Returns what is as it should be, as sentences."""
+        """Returns facts about the rows, as sentences."""
         train = self.labels.get("train")
         found = (
             [f"{len(train)} labels in {counted(self.rows['train'], 'training row')}: {listed(train)}."] if train else []
@@ -75,7 +75,7 @@ class RowFindings:
         return found
 
     def warnings(self) -> list[str]:
-        """Returns what may be wrong, as sentences."""
+        """Returns possible problems, as sentences."""
         train = self.labels.get("train", {})
         found = [f"{line}. They are skipped (data.bad_rows=skip)." for line in self.skipped.values()]
         if alike := near_equal(train):
@@ -107,7 +107,7 @@ class RowFindings:
 def find(
     task: Task, tables: Mapping[str, Table], splits: Mapping[str, Table], group_column: str | None, chosen: bool
 ) -> RowFindings:
-    """Counts what a run should know about its rows.
+    """Examines the rows of a run.
 
     Args:
         task: counts its labels, if it has any.

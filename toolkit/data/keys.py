@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"([+-]?)(0|[1-9][0-9]*)(?:\.([0-9]+))?")
 
 
 def plain_number(text: str) -> str:
-    """Returns a number in its shortest form (`5.0` becomes `5`), and any other text as it is."""
+    """Returns a number in its shortest form (`5.0` becomes `5`), and any other text unchanged."""
     number = _NUMBER.fullmatch(text)
     if number is None:
         return text
@@ -93,7 +93,7 @@ def _digest(value: Any) -> int:
 
 
 def _content(value: Any) -> Any:
-    """Returns the digest of the content of a row's file, and any other value as it is."""
+    """Returns the digest of the content of a row's file, and any other value unchanged."""
     if not (isinstance(value, Mapping) and value.keys() >= {"path", "bytes", "name"}):
         return value
     with open_file(value) as file:

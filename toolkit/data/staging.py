@@ -346,7 +346,7 @@ def _copy_file(source: Path, copy: Path, state: tuple[int, int]) -> str:
         facts = os.fstat(reading.fileno())
     os.utime(copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     if (facts.st_size, facts.st_mtime_ns) != state or copy.stat().st_size != facts.st_size:
-        raise DataError(f"data.stage_to: {source} changed while it was copied; start again when it no longer does.")
+        raise DataError(f"data.stage_to: {source} changed while it was copied; start again when it is complete.")
     if file_sha256(copy) != digest.hexdigest():
         raise DataError(f"data.stage_to: the copy of {source} differs from it; is the memory or the disk damaged?")
     return digest.hexdigest()

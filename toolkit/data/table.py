@@ -38,7 +38,7 @@ NUMBER = "_number"
 """Column of a table: the number of the row in its file."""
 PEEKED_ROWS = 100
 REASON, PREVIEW, EXCLUDED = "_reason", "_preview", "_excluded"
-"""Columns of the cache with what is wrong with a row."""
+"""Columns of the cache that describe an unusable row."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RowSource:
     copies: Path | None = None
     """The folder with copies of files (see `toolkit.data.media.files.reference`)."""
     digest: Callable[[], str] | None = None
-    """Returns the fingerprint of what is there now; None if it cannot change."""
+    """Returns the fingerprint of the present content; None if it cannot change."""
 
 
 def checked_features(task: Task) -> datasets.Features:
@@ -326,7 +326,7 @@ def _build(
 
 
 def _unchanged(source: RowSource, rows: Iterator[Row]) -> Iterator[Row]:
-    """Yields rows; raises DataError at the end if their source has changed, for whose content they would be cached."""
+    """Yields rows; raises DataError at the end if their source has changed, since the cache's key is of its content."""
     yield from rows
     if source.digest is not None and source.digest() != source.fingerprint:
         raise DataError(
@@ -519,5 +519,5 @@ def _raw_row(number: int, row: Any) -> RawRow:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a NumPy number as a Python number, and any other value as it is."""
+    """Returns a NumPy number as a Python number, and any other value unchanged."""
     return value.item() if isinstance(value, np.generic) else value

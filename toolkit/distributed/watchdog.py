@@ -56,50 +56,29 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank as the others know it.
-
-    Args:
-        rank: its rank.
-        host: name of its machine.
-        machine: identifier of the machine.
-        pid: its process there.
-        stacks: descriptor of a file in memory for its stacks, or None.
-        address: host and port of its socket.
-        token: secret in its run's datagrams, which tells them from those of other runs.
-    """
+    """A rank as the others know it."""
 
     rank: int
-    host: str
-    machine: str
-    pid: int
-    stacks: int | None
-    address: tuple[str, int]
-    token: str
+    host: str  # name of its machine
+    machine: str  # identifier of the machine
+    pid: int  # of its process there
+    stacks: int | None  # descriptor of a file in memory for its stacks, or None
+    address: tuple[str, int]  # host and port of its socket
+    token: str  # secret in its run's datagrams, which tells them from those of other runs
 
 
 @dataclass(frozen=True)
 class Beat:
-    """The state that a rank broadcasts.
-
-    Args:
-        rank: its rank.
-        idle: seconds for which it has not computed.
-        waits: whether it is inside a collective, or waits for another rank's work.
-        busy_for_all: whether the others wait for its work, which has no time limit.
-        left: whether it needs no collectives any more.
-        counts: number of collectives that it entered, by process group.
-        stalled: why the run must end, by rank.
-        stop: the stop signal that it received, or 0.
-    """
+    """The state that a rank broadcasts."""
 
     rank: int
-    idle: float = 0.0
-    waits: bool = False
-    busy_for_all: bool = False
-    left: bool = False
-    counts: dict[str, int] = field(default_factory=dict)
-    stalled: dict[int, str] = field(default_factory=dict)
-    stop: int = 0
+    idle: float = 0.0  # seconds for which it has not computed
+    waits: bool = False  # whether it is inside a collective, or waits for another rank's work
+    busy_for_all: bool = False  # whether the others wait for its work, which has no time limit
+    left: bool = False  # whether it needs no collectives any more
+    counts: dict[str, int] = field(default_factory=dict)  # number of collectives that it entered, by process group
+    stalled: dict[int, str] = field(default_factory=dict)  # why the run must end, by rank
+    stop: int = 0  # the stop signal that it received, or 0
 
 
 class Beats:
@@ -254,7 +233,7 @@ def _signal_main_thread(pid: int) -> None:
 
 
 def _written(file: BinaryIO) -> bytes:
-    """Returns what is in a file when it no longer grows."""
+    """Returns the content of a file once it has stopped growing."""
     text, until = b"", time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         time.sleep(POLL_SECONDS)
@@ -289,7 +268,7 @@ def watched_workers(timeout: float) -> Iterator[None]:
         pause, last = pause_between(timeout), time.monotonic()
         while not ended.wait(pause):
             now = time.monotonic()
-            with suppress(*SHORTAGE):  # the process goes on, or will end with a message of its own
+            with suppress(*SHORTAGE):  # the process continues, or will end with a message of its own
                 activity.tick(min(now - last, 2 * pause))
                 end_stopped_workers(activity, timeout)
             last = now
@@ -351,25 +330,15 @@ def heartbeat(accelerator: Accelerator, timeout: float, output_dir: Path) -> Ite
 
 @dataclass
 class _Seen:
-    """What this rank knows of a rank.
+    """What this rank knows of a rank."""
 
-    Args:
-        neighbour: its process, if it runs on this machine.
-        beat: the last beat.
-        heard: whether there was one.
-        silent: seconds without one.
-        behind: seconds for which others have been in a collective that it has not entered.
-        condition: the system's answer about a silent process of this machine.
-        unmoved: seconds of the answers `idle`, `stopped` or `ended`.
-    """
-
-    neighbour: Neighbour | None
-    beat: Beat
-    heard: bool = False
-    silent: float = 0.0
-    behind: float = 0.0
-    condition: str = ""
-    unmoved: float = 0.0
+    neighbour: Neighbour | None  # its process, if it runs on this machine
+    beat: Beat  # the last one
+    heard: bool = False  # whether there was one
+    silent: float = 0.0  # seconds without one
+    behind: float = 0.0  # seconds for which others have been in a collective that it has not entered
+    condition: str = ""  # the system's answer about a silent process of this machine
+    unmoved: float = 0.0  # seconds of the answers `idle`, `stopped` or `ended`
 
 
 @dataclass
@@ -404,7 +373,7 @@ class _Watch:
             self._end({beat.rank: SLOW for beat in slow})
 
     def close(self, left: bool) -> None:
-        """Ends the thread; `left` says whether this rank has done its work, so that nobody misses it."""
+        """Ends the thread; `left` says whether this rank has done its work, so that its silence is no failure."""
         self._ended.set()
         self._beats.wake()
         self._thread.join()
@@ -420,11 +389,11 @@ class _Watch:
     def _run(self) -> None:
         pause, last = pause_between(self.timeout), time.monotonic()
         while not self._ended.is_set():
-            with suppress(*SHORTAGE):  # the rank goes on, or will end with a message of its own
+            with suppress(*SHORTAGE):  # the rank continues, or will end with a message of its own
                 for beat in self._beats.received(pause):
                     self._hear(beat)
                 now = time.monotonic()
-                # Time counts only while this process runs: if all are stopped and continued, nobody was missed.
+                # Time counts only while this process runs: if all are stopped and continued, none was silent.
                 elapsed, last = min(now - last, 2 * pause), now
                 if not dist.is_initialized():  # the ranks have left the group in agreement
                     self._leave()
@@ -432,7 +401,7 @@ class _Watch:
                 self._beat(elapsed)
 
     def _beat(self, elapsed: float) -> None:
-        """Tells the others how this rank is, and judges all."""
+        """Broadcasts the state of this rank, and judges all."""
         waits, stop = waits_for_others(self._main), active_stop()
         received, idle = stop.received if stop else 0, self._activity.tick(elapsed)
         own = Beat(self.rank, idle, waits, has_task_for_all(), counts=collectives_entered(), stop=received)
@@ -478,7 +447,7 @@ class _Watch:
         limit, beat = self.timeout, seen.beat
         if seen.silent >= limit:
             if seen.neighbour is not None:
-                # Its last word counts for one whose threads cannot run, though it is neither stopped nor computes.
+                # A rank whose threads are blocked can't report; use its last state.
                 spared = seen.condition == "idle" and (beat.busy_for_all or beat.waits)
                 return None if seen.unmoved < limit / 2 or spared else _CONDITIONS[seen.condition]
             if not seen.heard:

@@ -44,20 +44,12 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Checkout:
-    """The state of a git checkout.
+    """The state of a git checkout."""
 
-    Args:
-        commit: full hash.
-        changed_files: number of files that `git status` lists.
-        untracked: the untracked ones, at most `MOST_UNTRACKED`; their content is not in the diff.
-        diff: changes of tracked files since the commit, for `git apply` in the checkout's top folder; empty if there
-            are none, None if git failed to produce the diff within `GIT_SECONDS`.
-    """
-
-    commit: str
-    changed_files: int
-    untracked: list[str]
-    diff: bytes | None
+    commit: str  # full hash
+    changed_files: int  # number of files that `git status` lists
+    untracked: list[str]  # the untracked ones, at most `MOST_UNTRACKED`; their content is not in the diff
+    diff: bytes | None  # of tracked files, for `git apply` in the top folder; None if git failed within `GIT_SECONDS`
 
     @property
     def diff_sha256(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, and how the allocator keeps freed memory."""
+"""The share of the machine that this process may use: cores and memory, and how the allocator keeps freed memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MIB = 2**20
 TRIM, MAP = -1, -3
 """Options of `mallopt`: how much may be free at the end of the heap, and how large blocks outside the heap are."""
 KEPT = ({MAP: 256 * MIB, TRIM: 1024 * MIB}, {MAP: 32 * MIB, TRIM: 1024 * MIB})
-"""What is set; the second where the first is refused: older versions keep blocks of more than 32 MiB outside."""
+"""Values to set; the second where the first fails: older versions keep blocks of more than 32 MiB outside."""
 USUAL = {MAP: 32 * MIB, TRIM: 64 * MIB}
-"""What glibc arrives at by itself with large blocks; once set, the values no longer change by themselves."""
+"""glibc's own values after large allocations. Setting them disables the adaptive threshold."""
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 _users = 0

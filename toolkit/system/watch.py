@@ -1,4 +1,4 @@
-"""What a process uses of its machine (processor, memory, GPU, energy), sampled by a thread into a file."""
+"""Use of the machine by a process (processor, memory, GPU, energy), sampled by a thread into a file."""
 
 from __future__ import annotations
 
@@ -410,7 +410,7 @@ class SystemWatch:
             return
         try:
             work()
-        except SHORTAGE:  # the run goes on, or ends with a message of its own
+        except SHORTAGE:  # the run continues, or ends with a message of its own
             return
         finally:
             self._lock.release()

@@ -155,10 +155,10 @@ def _text_rate(opened: h5py.File, folder: Path) -> None:
 
 
 REFUSED = {
-    _outside: "'x' is a link, and may lead to another file; such files are refused",
-    _soft: "'x' is a link, and may lead to another file; such files are refused",
-    _storage: "the values of 'x' are in other files; such files are refused",
-    _virtual: "the values of 'x' are in other files; such files are refused",
+    _outside: "'x' is a link, and may lead to another file",
+    _soft: "'x' is a link, and may lead to another file",
+    _storage: "the values of 'x' are in other files",
+    _virtual: "the values of 'x' are in other files",
     _bomb: "'x' declares 1,000,000,000,000 bytes, but only 0 are in the file",
     _wide: "a row or chunk of 'x' has more than 268,435,456 bytes",
     _uneven: "its datasets have different numbers of rows: x 2, y 1",

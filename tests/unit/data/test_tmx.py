@@ -77,7 +77,7 @@ def test_a_long_file_is_streamed(write):
 
 def test_entities_are_never_expanded(write):
     bomb = '<!DOCTYPE tmx [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><tmx><body>'
-    with pytest.raises(DataError, match=r"memory.tmx declares the entity 'a'; such files are refused"):
+    with pytest.raises(DataError, match=r"memory.tmx declares the entity 'a'"):
         list(read_rows(write({"en": "&b;"}, head=bomb)))
     outside = '<!DOCTYPE tmx [<!ENTITY a SYSTEM "secret.txt">]><tmx><body>'
     Path("secret.txt").write_text("secret")

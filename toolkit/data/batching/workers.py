@@ -1,4 +1,4 @@
-"""Worker processes that load and collate batches: how many, and what is done about those that stop."""
+"""Worker processes that load and collate batches: how many, and an end to stopped ones."""
 
 from __future__ import annotations
 

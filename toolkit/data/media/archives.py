@@ -1,7 +1,7 @@
 """Files inside .tar and .zip archives, read by their offset: nothing is extracted, and a process opens an archive once.
 
-An archive may come from anywhere. Its files are found by the list of their names, which lead nowhere else; what is not
-a plain file of moderate size has the reason instead, and no file is unpacked beyond the size that the list states.
+An archive may come from anywhere. Its files are found by the list of their names, which lead nowhere else; anything
+but a plain file of moderate size has a reason instead, and no file is unpacked beyond its listed size.
 """
 
 from __future__ import annotations
@@ -62,21 +62,13 @@ _PLACE = re.compile(
 
 
 class Member(NamedTuple):
-    """A file of an archive.
+    """A file of an archive."""
 
-    Args:
-        offset: where it begins; in a zip archive, where its header begins.
-        size: its bytes in the archive.
-        unpacked: its bytes after decompression; None if it is stored as it is.
-        checksum: CRC-32 of its content, which only zip archives have.
-        reason: why it cannot be read, or None.
-    """
-
-    offset: int
-    size: int
-    unpacked: int | None = None
-    checksum: int | None = None
-    reason: str | None = None
+    offset: int  # where it begins; in a zip archive, where its header begins
+    size: int  # its bytes in the archive
+    unpacked: int | None = None  # its bytes after decompression; None if it is stored as it is
+    checksum: int | None = None  # CRC-32 of its content, which only zip archives have
+    reason: str | None = None  # why it cannot be read, or None
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _HEAD = 2**16
 _ESCAPED = re.compile("[\udc80-\udcff]")
 """Invalid bytes in text that was decoded with `surrogateescape`."""
 _SIGN_IN_WORD = re.compile(r"(?<=[^\W\d_])[\xa1-\xa9\xab-\xb3\xb5\xb6\xb8\xb9\xbb-\xbf\xd7\xf7](?=[^\W\d_])")
-"""What text in another encoding becomes as Windows-1252, for instance Polish."""
+"""Signs inside words, as other encodings (Polish, for instance) have when they are read as Windows-1252."""
 _SAMPLE = 2**18
 _EXCERPT_CHARS = 12
 

@@ -62,8 +62,8 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
         converts = {name: _converter(file, name, dataset) for name, dataset in columns.items()}
         lengths = {name: len(dataset) for name, dataset in columns.items()}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise DataError(f"{file}: its datasets have different numbers of rows: {told}.")
+            sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise DataError(f"{file}: its datasets have different numbers of rows: {sizes}.")
         total = next(iter(lengths.values()), 0)
         step = min(map(_rows_at_once, columns.values()), default=1)
         for start in range(0, total, step):
@@ -147,7 +147,7 @@ def _names(file: Path, group: h5py.Group) -> list[str]:
 
     away = [name for name in group if not _is_inside(group, name)]
     if away:
-        raise DataError(f"{file}: {away[0]!r} is a link, and may lead to another file; such files are refused.")
+        raise DataError(f"{file}: {away[0]!r} is a link, and may lead to another file, which is not allowed.")
     names = [name for name in group if isinstance(group[name], h5py.Dataset)]
     groups = [name for name in group if isinstance(group[name], h5py.Group)]
     if not names and groups:
@@ -168,9 +168,7 @@ def _dataset(file: Path, group: h5py.Group, name: str) -> h5py.Dataset:
     """Returns a dataset that can be read without danger."""
     dataset = group[name]
     if dataset.external or dataset.is_virtual:
-        raise DataError(
-            f"{file}: the values of {name!r} are in other files; such files are refused. Copy them into it."
-        )
+        raise DataError(f"{file}: the values of {name!r} are in other files, which is not allowed. Copy them into it.")
     settings = dataset.id.get_create_plist()
     filters = [settings.get_filter(number)[0] for number in range(settings.get_nfilters())]
     if unknown := [number for number in filters if number not in _FILTERS]:

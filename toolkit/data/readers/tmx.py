@@ -34,7 +34,7 @@ class _Units:
         self.parser.StartElementHandler = self._start
         self.parser.EndElementHandler = self._end
         self.parser.CharacterDataHandler = self._characters
-        self.parser.EntityDeclHandler = self._refuse
+        self.parser.EntityDeclHandler = self._reject
         self.parser.SkippedEntityHandler = self._skipped
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
@@ -59,11 +59,11 @@ class _Units:
             self._text.append(text)
 
     def _skipped(self, name: str, is_parameter: bool) -> None:
-        if not is_parameter:  # of the document type, which is not read: kept as it is written
+        if not is_parameter:  # of the document type, which is not read: kept as written
             self._characters(f"&{name};")
 
-    def _refuse(self, name: str, *declaration: object) -> NoReturn:
-        raise DataError(f"{self._file} declares the entity {name!r}; such files are refused. Remove its declaration.")
+    def _reject(self, name: str, *declaration: object) -> NoReturn:
+        raise DataError(f"{self._file} declares the entity {name!r}, which is not allowed. Remove its declaration.")
 
 
 def _units(file: Path, encoding: str | None) -> Iterator[list[tuple[str, str]]]:
