@@ -49,13 +49,7 @@ def state_file(state: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def processor_files(processor: Any, folder: Path) -> dict[str, bytes]:
-    """Returns the files of a processor, by their paths in a checkpoint.
-
-    They are first saved into a temporary folder inside `folder`.
-
-    Raises:
-        OSError: if they cannot be written there.
-    """
+    """Returns the files of a processor, by their paths in a checkpoint; they are first saved into `folder`."""
     place = CheckpointFolder(temporary_name(folder / "processor")).processor
     try:
         place.mkdir(parents=True)

@@ -12,12 +12,11 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import psutil
@@ -92,31 +91,29 @@ class OutputLock:
             raise CheckpointError(f"cannot open the lock file {self.path}: {why(error, self.path)}") from error
         owner = _this_process()
         try:
-            self._wait_for(self._lock, time.monotonic() + self._patience)
+            self._wait()
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, owner, 0)
         except OSError as error:
             held = FolderInUse(self._held_message()) if isinstance(error, BlockingIOError) else None
             failure = held or CheckpointError(f"cannot lock {self.path}: {why(error, self.path, len(owner))}")
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise failure from None
         held_folders.add(self._key)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         held_folders.discard(self._key)
         os.close(self._descriptor)
         if self._owns_file:
             self._owner_file.unlink(missing_ok=True)
 
-    def _wait_for(self, acquire: Callable[[], None], deadline: float) -> None:
-        """Acquires the lock, waiting until the deadline."""
-        waiting = False
+    def _wait(self) -> None:
+        """Takes the lock, and waits for it if another run has it."""
+        deadline, waiting = time.monotonic() + self._patience, False
         while True:
             try:
-                return acquire()
+                return self._lock()
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise

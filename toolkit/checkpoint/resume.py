@@ -67,8 +67,7 @@ def decide_resume(
 def newest(path: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint, list[str]]:
     """Opens the checkpoint at `path`, or the newest valid one if `path` is a run or its checkpoints folder.
 
-    Returns:
-        The checkpoint, and messages for the user.
+    Returns the checkpoint, and messages for the user.
 
     Raises:
         CheckpointError: if there is none that can be used.

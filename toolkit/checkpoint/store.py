@@ -102,11 +102,7 @@ def not_restored(path: Path, part: object, error: Exception) -> CheckpointError:
 def prune(root: Path, keep: int | None, protect: Collection[int] = ()) -> list[Path]:
     """Removes all but the newest `keep` checkpoints (None: all) and those of protected steps.
 
-    Returns:
-        The removed folders, oldest first.
-
-    Raises:
-        RunError: if a checkpoint cannot be removed.
+    Returns the removed folders, oldest first; raises RunError if one cannot be removed.
     """
     if keep is None:
         return []

@@ -45,10 +45,8 @@ def write_groups(peers: Peers, folder: Path, plans: Sequence[Plan], sharded: boo
     """Writes tensors into a new checkpoint, and returns the entries of its files; every process must call it.
 
     With `sharded`, each process writes its share into its own file, in a folder that all see. Otherwise the main
-    process writes complete tensors into one file per group, and holds one of them at a time.
-
-    Raises:
-        RunError: on every process, if one of them cannot write.
+    process writes complete tensors into one file per group, and holds one of them at a time. If one process cannot
+    write, all raise RunError.
     """
     written: dict[str, FileEntry] = {}
     size = sum(plan.size for plan in plans)
@@ -87,11 +85,8 @@ def write_file(
 ) -> FileEntry:
     """Writes a new safetensors file tensor by tensor, flushes it to the disk, and returns its size and hash.
 
-    Args:
-        path: the file, which must not exist.
-        entries: types and shapes by name, those with the longest elements first, so that all are aligned.
-        tensors: the tensors in this order, on any device.
-        metadata: additional strings for the header.
+    Entries are types and shapes by name, those with the longest elements first, so that all are aligned. The tensors
+    are in this order, on any device.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -246,11 +241,7 @@ class NewCheckpoint:
 
 
 def commit(peers: Peers, new: NewCheckpoint) -> None:
-    """Writes a checkpoint, then removes surplus ones. Every process must call it.
-
-    Raises:
-        RunError: on every process, if it cannot be written.
-    """
+    """Writes a checkpoint, then removes surplus ones; every process must call it, and raises RunError if that fails."""
     written: dict[str, FileEntry] = {}
     with ExitStack() as transaction:
         opened = store.new_checkpoint(new.root, new.step, written, new.size)

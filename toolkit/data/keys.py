@@ -43,12 +43,10 @@ NO_GROUP = 0
 
 @dataclass(frozen=True)
 class Keys:
-    """Digests of the rows of a table; equal values have equal digests.
+    """Digests of the rows of a table, each `[rows]` int64; equal values have equal digests.
 
-    Args:
-        inputs: `[rows]` int64, of everything that the task predicts from. Of a file, the content counts.
-        labels: `[rows]` int64, of the label.
-        groups: `[rows]` int64, of the value in the group column; `NO_GROUP` where there is none.
+    Those of `inputs` are of everything that the task predicts from, and of files' contents; `groups` has `NO_GROUP` for
+    rows without a value in the group column.
     """
 
     inputs: np.ndarray

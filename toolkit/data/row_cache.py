@@ -35,15 +35,10 @@ LOCK_SUFFIX = ".lock"
 def from_cache(
     key: str, make: Callable[[Path], datasets.Dataset], cache_dir: str | Path | None = None
 ) -> datasets.Dataset:
-    """Returns cached rows, or makes them if they are missing or not as they were written.
+    """Returns the cached rows of a key, or makes them if they are missing or not as they were written.
 
-    Args:
-        key: identifies the rows; it names their folder.
-        make: makes the rows, with all of their files in the given folder, or opens the files that are there.
-        cache_dir: folder of the cache; None means that of `datasets`.
-
-    Raises:
-        DataError: if the cache cannot be read or written.
+    `make` makes the rows, with all of their files in the given folder, or opens the files that are there. Raises
+    DataError if the cache cannot be read or written.
     """
     import datasets
     from filelock import FileLock

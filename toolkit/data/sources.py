@@ -158,10 +158,7 @@ def fingerprint(source: Source, how: Fingerprint = "content") -> str:
     """Returns the sha256 of a file's bytes, or of the names in a folder, in hexadecimal.
 
     For several files it is the sha256 of their concatenated fingerprints; for a sheet, of the file's and the name. With
-    `stat`, a file's path, size and time of modification stand for its bytes.
-
-    Raises:
-        DataError: if the file does not exist or cannot be opened.
+    `stat`, a file's path, size and time of modification stand for its bytes. Raises DataError if one cannot be opened.
     """
     if not isinstance(source, str | Path):
         return sha256("".join(fingerprint(each, how) for each in source))

@@ -66,10 +66,7 @@ class SourceFiles:
 def locked(path: Path, shared: bool, wait: bool) -> int:
     """Returns the descriptor of a lock, which closing it releases.
 
-    Raises:
-        BlockingIOError: if another process has it and `wait` is false.
-        DataError: if it is not released within `WAIT_SECONDS`.
-        OSError: if it cannot be locked.
+    Raises BlockingIOError if another process has it and `wait` is false, and DataError after `WAIT_SECONDS`.
     """
     import fcntl
 
@@ -164,12 +161,7 @@ _CHUNK = 2**20
 
 
 class Stage:
-    """Entries that a run holds, until this object is gone: they are not removed.
-
-    Args:
-        folder: the folder of copies.
-        keys: name of the entry of each source.
-    """
+    """The entries (by source) of a folder of copies that a run holds until this object is gone; none is removed."""
 
     def __init__(self, folder: Path, keys: Mapping[str, str]) -> None:
         self.folder, self.keys, self._locks = folder, dict(keys), list[int]()

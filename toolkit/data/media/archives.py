@@ -269,13 +269,7 @@ def _kind_in_zip(entry: zipfile.ZipInfo) -> str | None:
 
 
 def part_of(archive: Path, name: str) -> Part:
-    """Returns where a file of an archive is.
-
-    Raises:
-        OSError: if the archive cannot be read.
-        KeyError: if there is no such file.
-        ValueError: with the reason, if it cannot be read.
-    """
+    """Returns where a file of an archive is; raises KeyError if there is no such file, or ValueError with a reason."""
     member = members(archive)[name]
     if member.reason:
         raise ValueError(member.reason)

@@ -105,11 +105,8 @@ SHOWN_CHARS = 80
 def read_folder(folder: Path, labelled: bool = True) -> Iterator[RawRow]:
     """Streams the image and audio files of a folder in the order of their names, as `image` or `audio` and `label`.
 
-    Labelled files are in `<class>/<file>` and deeper, others anywhere. Hidden files, system files and notes (.txt, .md)
-    are skipped; a file with any other suffix is a bad row.
-
-    Raises:
-        DataError: if labelled files are needed, but the folder has no folders of classes.
+    Labelled files are in `<class>/<file>` and deeper, or DataError is raised; others are anywhere. Hidden files, system
+    files and notes (.txt, .md) are skipped; a file with any other suffix is a bad row.
     """
     if labelled and not any(entry.is_dir() and not is_hidden(entry.name) for entry in folder.iterdir()):
         raise DataError(
