@@ -258,7 +258,7 @@ class SavedState:
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> SavedState:
         """Reads the content of the file, or raises CheckpointError; ignores additional entries of older versions."""
-        parts = {name: content.get(name) for name in _PARTS} if isinstance(content, Mapping) else {}
+        parts: dict[str, Any] = {name: content.get(name) for name in _PARTS} if isinstance(content, Mapping) else {}
         wrong = [name for name, value in parts.items() if not isinstance(value, Mapping | None)]
         missing = [name for name in ("train", "identity") if parts.get(name) is None]
         unusable = [*wrong, *missing] or [
@@ -269,14 +269,7 @@ class SavedState:
                 f"state.json of a checkpoint has no usable {', '.join(unusable)}; it was not written by the toolkit: "
                 "use another checkpoint"
             )
-        return SavedState(
-            train=content["train"],
-            identity=content["identity"],
-            callbacks=content.get("extensions") or {},
-            trainer_callbacks=content.get("trainer_callbacks"),
-            scaler=content.get("scaler"),
-            metrics=content.get("metrics"),
-        )
+        return SavedState(callbacks=parts.pop("extensions") or {}, **parts)
 
 
 def _wrong_progress(train: Mapping[str, Any]) -> list[str]:
