@@ -12,9 +12,8 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 def paths(folder: RunFolder | CheckpointFolder) -> set[str]:
     """Returns all paths that need no argument, relative to the folder."""
-    kind = type(folder)
-    found = [getattr(folder, name) for name, value in vars(kind).items() if isinstance(value, property)]
-    return {path.relative_to(folder.path).as_posix() for path in found}
+    found = [getattr(folder, name) for name in vars(type(folder)) if not name.startswith("_")]
+    return {path.relative_to(folder.path).as_posix() for path in found if isinstance(path, Path)}
 
 
 def test_the_table_of_outputs_names_every_file_of_a_run() -> None:
