@@ -26,6 +26,7 @@ class RunFolder:
     facts = _Inside("run.json", "Facts about the run, and its results.")
     diff = _Inside("uncommitted.diff", "Uncommitted changes of the recipe's git checkout.")
     metrics = _Inside("metrics.jsonl", "One line per logged step and per evaluation.")
+    metrics_damaged = _Inside("metrics.jsonl.damaged", "The former file, if a resume found its lines changed.")
     checkpoints = _Inside("checkpoints", "Folder of the checkpoints.")
     model = _Inside("model", "Folder of the final model and its processor.")
     model_card = _Inside("model/README.md", "The model card.")

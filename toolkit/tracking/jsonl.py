@@ -10,6 +10,7 @@ from typing import Any
 from toolkit.base.console import warn
 from toolkit.base.errors import RunError
 from toolkit.base.files import parse_json, read_file, sha256, why, write_bytes
+from toolkit.base.run_folder import RunFolder
 
 
 def bring_metrics(former: Path, path: Path) -> None:
@@ -46,7 +47,7 @@ def truncate_metrics(path: Path, step: int, mark: Mapping[str, Any] | None = Non
         last = kept[-1][0] if kept else 0
         damaged = [str(number) for number, _, found in lines if found is None and number < last]
         if damaged or has_changed(path, mark):
-            aside = path.with_name(f"{path.name}.damaged")
+            aside = RunFolder(path.parent).metrics_damaged
             former = read_file(aside) if aside.exists() else b""
             write_bytes(aside, former + content)
             which = f"line {', '.join(damaged)} cannot be read" if damaged else f"lines before step {step} have changed"
