@@ -28,7 +28,7 @@ def test_the_table_of_outputs_names_every_file_of_a_run() -> None:
     table = page.partition("| file |")[2].partition("\n\n")[0]
     cells = [line.split("|")[1] for line in table.splitlines()[2:]]
     assert {name.rstrip("/") for cell in cells for name in re.findall("`(.*?)`", cell)} == expected
-    assert f"`{run.model_card.name}`" in table
+    assert f"`{run.model_card.name}`" in page
 
 
 def test_the_layout_of_a_checkpoint_names_every_file() -> None:
