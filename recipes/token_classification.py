@@ -147,7 +147,8 @@ class TokenClassification(Task):
         return LazyRecords(lambda: tagging.tagged(predictions, data.features, data.rows, self.tags))
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
-        return entity_scores(*columns_of(records, "prediction", "tags"), types=self.state["entity_types"])
+        predicted, expected = columns_of(records, "prediction", "tags")
+        return entity_scores(predicted, expected, self.state["entity_types"])
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         return entity_quality(*columns_of(records, "prediction", "tags"))
