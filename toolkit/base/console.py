@@ -192,6 +192,14 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 99.95 else f"{size:.3g} {unit}"
 
 
+def format_seconds(seconds: float) -> str:
+    """Formats a short time with three digits: `12.3 us`, `12.3 ms`, `1.23 s`."""
+    for unit, scale in (("us", 1e6), ("ms", 1e3)):
+        if seconds * scale < 999.5:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
 def format_duration(seconds: float) -> str:
     """Formats a duration roughly, for people: `8.2 s`, `12 min`, `3.5 h`, `2.1 days`."""
     if seconds < 99.5:

@@ -110,11 +110,7 @@ def add_lr_find(parser: argparse.ArgumentParser) -> None:
 
 
 def run_lr_find(arguments: argparse.Namespace) -> None:
-    """Runs the test, prints what it found and writes it.
-
-    Raises:
-        ToolkitError: see `toolkit.lab.lr_find.find`.
-    """
+    """Runs the test, prints what it found and writes it."""
     request = options.request(arguments, "lr-find")
     from toolkit.lab.lr_find import find
 

@@ -211,8 +211,6 @@ def run_scale(arguments: argparse.Namespace) -> None:
 
 
 COLLECTIVES_PROCESSES = 2
-TIMEOUT_SECONDS = 600.0
-"""Without it, processes that cannot reach each other would wait for half an hour."""
 
 
 def add_collectives(parser: argparse.ArgumentParser) -> None:
@@ -225,46 +223,14 @@ def add_collectives(parser: argparse.ArgumentParser) -> None:
 
 
 def run_collectives(arguments: argparse.Namespace) -> None:
-    """Times the operations, prints what they cost and writes it.
-
-    Raises:
-        InputError: if arguments are invalid.
-        RunError: if the processes cannot reach each other.
-    """
-    from toolkit.base.console import say
-    from toolkit.document.render import print_table
-    from toolkit.lab import collectives
-    from toolkit.lab.collectives import SIZES
+    """Times the operations, prints what they cost and writes it."""
+    from toolkit.lab.collectives import time_operations
     from toolkit.lab.jobs.jobs import Launch
 
-    launch = Launch.of(
-        arguments.launch, arguments.processes or (COLLECTIVES_PROCESSES if arguments.launch is None else None)
-    )
-    launch.check(2)
-    output = output_folder(arguments.output_dir or "outputs/collectives")
-    measured = _collectives_measured(launch, {"sizes": SIZES})
-    facts = {"processes": launch.processes, "command": shlex.join(arguments.command)}
-    found = collectives.found_of(measured, SIZES, facts)
-    collectives.write(found, output)
-    for table in (*collectives.tables(found), collectives.summary(found)):
-        print_table(table)
-        say("")
-    say(f"written to {output}/collectives.html, .md, .json and .svg")
-
-
-def _collectives_measured(launch: Any, job: dict[str, Any]) -> dict[str, Any]:
-    from toolkit.lab.jobs.jobs import Trial, run_trials
-
-    with TemporaryDirectory(prefix="collectives-") as name:
-        folder = Path(name)
-        trial = Trial("collectives", job, folder / "outcome.json")
-        (outcome,) = run_trials(
-            [trial], folder / "collectives.log", launch.processes, launch.file, launch.environ, TIMEOUT_SECONDS
-        )
-    if outcome.error is not None:
-        raise RunError(f"these processes cannot exchange data: {outcome.error}")
-    measured: dict[str, Any] = outcome.result
-    return measured
+    usual = COLLECTIVES_PROCESSES if arguments.launch is None else None
+    launch = Launch.of(arguments.launch, arguments.processes or usual)
+    output = expanded(arguments.output_dir or "outputs/collectives")
+    time_operations(launch, output, shlex.join(arguments.command)).publish(output)
 
 
 COMMANDS = {

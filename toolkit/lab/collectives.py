@@ -1,10 +1,11 @@
-"""Measures what collective operations cost, and shows it as tables, in words, and as a page."""
+"""Measures what collective operations between processes cost."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from toolkit.base.console import format_bytes
-from toolkit.base.files import write_json, write_text
+from toolkit.base.console import format_bytes, format_seconds
+from toolkit.base.errors import RunError
+from toolkit.base.outputs import output_folder
 from toolkit.distributed.collectives import objects_of_all
 from toolkit.distributed.exchange import share_sent
-from toolkit.document import render
-from toolkit.document.blocks import Cell, Code, Figure, Section, Table, Text
+from toolkit.document.blocks import Cell, Figure, Page, Section, Table, Text
 from toolkit.document.charts import line_chart
-from toolkit.document.svg import Drawing, sheet
+from toolkit.lab.jobs.jobs import Launch
+from toolkit.lab.tool import Report, run_apart
 
 SIZES = tuple(2**10 * 4**power for power in range(9))
 """Bytes of the tensors: 1 KiB to 64 MiB. Of a tensor that is split or gathered, these are the bytes of the whole."""
@@ -28,30 +30,25 @@ LEAST_ROUNDS, MOST_ROUNDS = 5, 50
 SECONDS = 0.4
 """Time for each operation and size, within these numbers of rounds."""
 WARM_UP = 2
+TIMEOUT_SECONDS = 600.0
+"""Without it, processes that cannot reach each other would wait for half an hour."""
 
 
-def _all_reduce(whole: Tensor, part: Tensor) -> None:
-    dist.all_reduce(whole)
-
-
-def _all_gather(whole: Tensor, part: Tensor) -> None:
-    dist.all_gather_into_tensor(whole, part)
-
-
-def _reduce_scatter(whole: Tensor, part: Tensor) -> None:
-    dist.reduce_scatter_tensor(part, whole)
-
-
-def _broadcast(whole: Tensor, part: Tensor) -> None:
-    dist.broadcast(whole, src=0)
-
-
-OPERATIONS: dict[str, Callable[[Tensor, Tensor], None]] = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "broadcast": _broadcast,
+OPERATIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "all_reduce": lambda whole, part: dist.all_reduce(whole),
+    "all_gather": lambda whole, part: dist.all_gather_into_tensor(whole, part),
+    "reduce_scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole),
+    "broadcast": lambda whole, part: dist.broadcast(whole, src=0),
 }
+"""Each gets a tensor, and the part of it that belongs to this process."""
+USES = {
+    "all_reduce": "gradients of data parallelism, outputs of tensor parallelism",
+    "all_gather": "weights of FSDP and ZeRO",
+    "reduce_scatter": "gradients of FSDP and ZeRO",
+    "broadcast": "weights at the start, batches of the first process",
+}
+"""What a run needs each operation for."""
+TIMES, BANDWIDTHS = "Time of each operation", "Bandwidth of each operation"
 
 
 def factor(operation: str, processes: int) -> float:
@@ -61,14 +58,10 @@ def factor(operation: str, processes: int) -> float:
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Times operations with every size in the group of the launched processes.
+    """Times operations with tensors of `sizes` bytes: all, or those named in `operations`.
 
-    Args:
-        job: `sizes`: bytes of the tensors; `operations`: their names, if not all.
-
-    Returns:
-        `seconds`: by operation, those of each size, the median over rounds; a round lasts until its last process has
-        finished. `backend` and `device`: what the processes use.
+    The `seconds` of each operation and size are the median over rounds; a round lasts until its last process has
+    finished.
     """
     device = _begin()
     seconds: dict[str, list[float]] = {name: [] for name in job.get("operations", OPERATIONS)}
@@ -119,110 +112,116 @@ def _round(operation: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-Found = Mapping[str, Any]
-"""Contents of `collectives.json`."""
-TIMES, BANDWIDTHS = "Time of each operation", "Bandwidth of each operation"
-USES = {
-    "all_reduce": "gradients of data parallelism, outputs of tensor parallelism",
-    "all_gather": "weights of FSDP and ZeRO",
-    "reduce_scatter": "gradients of FSDP and ZeRO",
-    "broadcast": "weights at the start, batches of the first process",
-}
-"""What a run needs each operation for."""
-
-
-def found_of(measured: Mapping[str, Any], sizes: Sequence[int], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what was found as JSON values.
+@dataclass(frozen=True)
+class Operation:
+    """What an operation costs.
 
     Time is a latency plus bytes by bandwidth (Hockney 1994): the shortest time, that of a small tensor, is the latency,
     and what the largest one takes beyond it gives the bandwidth.
     """
-    operations = {}
-    for name, seconds in measured["seconds"].items():
-        share = factor(name, facts["processes"])
+
+    seconds: Sequence[float]
+    bytes_per_second: Sequence[float]
+    latency: float
+    bandwidth: float
+    half_size: float
+    """Bytes of a tensor that takes as long as the latency."""
+
+    @staticmethod
+    def of(seconds: Sequence[float], share: float, sizes: Sequence[int]) -> Operation:
+        """Returns the costs of an operation of which each process sends a `share` of the tensor."""
         latency = min(seconds)
         bandwidth = share * sizes[-1] / max(seconds[-1] - latency, 1e-12)
-        operations[name] = {
-            "seconds": seconds,
-            "bytes_per_second": [share * size / time for size, time in zip(sizes, seconds, strict=True)],
-            "latency": latency,
-            "bandwidth": bandwidth,
-            "half_size": latency * bandwidth / share,
-        }
-    return {"sizes": list(sizes), "operations": operations, "backend": measured["backend"],
-            "device": measured["device"], **facts}  # fmt: skip
+        rates = [share * size / time for size, time in zip(sizes, seconds, strict=True)]
+        return Operation(seconds, rates, latency, bandwidth, latency * bandwidth / share)
 
 
-def duration(seconds: float) -> str:
-    """Returns a short time with three digits and a unit."""
-    for unit, scale in (("us", 1e6), ("ms", 1e3)):
-        if seconds * scale < 999.5:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds:.3g} s"
+@dataclass(frozen=True, kw_only=True)
+class Collectives(Report):
+    """The costs of all operations."""
 
+    FILE = "collectives"
+    sizes: Sequence[int]
+    operations: Mapping[str, Operation]
+    backend: str
+    device: str
+    processes: int
+    command: str
 
-def tables(found: Found) -> list[Table]:
-    """Returns the tables of times and of bandwidths."""
-    operations = found["operations"]
-    header = ["bytes", *map(_shown, operations)]
-
-    def rows(key: str, show: Any) -> list[list[Any]]:
-        columns = [[Cell(show(value), value) for value in each[key]] for each in operations.values()]
-        return [[Cell(format_bytes(size), size), *cells] for size, *cells in zip(found["sizes"], *columns, strict=True)]
-
-    return [
-        Table(header, rows("seconds", duration), caption=TIMES),
-        Table(header, rows("bytes_per_second", lambda rate: f"{format_bytes(rate)}/s"), caption=BANDWIDTHS),
-    ]
-
-
-def summary(found: Found) -> Table:
-    """Returns the table of what each operation costs."""
-    rows = [
-        [
-            _shown(name), Cell(duration(each["latency"]), each["latency"]),
-            Cell(f"{format_bytes(each['bandwidth'])}/s", each["bandwidth"]),
-            Cell(format_bytes(each["half_size"]), each["half_size"]), USES[name],
+    def page(self) -> Page:
+        """Returns what each operation costs, and its times and bandwidths by size."""
+        lines = {_shown(name): (self.sizes, each.seconds) for name, each in self.operations.items()}
+        chart = line_chart(lines, title=TIMES, x_label="bytes", y_label="seconds", log=True, log_x=True)
+        how = (
+            f"{self.processes} processes on {self.device}, through {self.backend}. Times are medians over rounds, and "
+            "a round lasts until its last process has finished. Bytes are those of the whole tensor. Bandwidth is what "
+            "each process must send at least, per second (the bus bandwidth of nccl-tests), so it can be compared with "
+            "that of the network."
+        )
+        sections = [
+            Section("Result", [self._summary(), Text(how)]),
+            Section("Sizes", [Figure(TIMES, chart, file="collectives.svg"), *self._by_size()]),
         ]
-        for name, each in found["operations"].items()
-    ]  # fmt: skip
-    return Table(["operation", "latency", "bandwidth", "mostly latency below", "for"], rows, caption="Result")
+        lead = "What exchanging tensors costs here, from 1 KiB to 64 MiB."
+        return Page(f"Collective operations of {self.processes} processes", lead, sections)
+
+    def on_terminal(self) -> list[Table]:
+        """Returns the tables of times and of bandwidths, and what each operation costs."""
+        return [*self._by_size(), self._summary()]
+
+    def _by_size(self) -> list[Table]:
+        every = self.operations.values()
+        times = [[Cell(format_seconds(value), value) for value in each.seconds] for each in every]
+        rates = [[Cell(_rate(value), value) for value in each.bytes_per_second] for each in every]
+        sizes = [Cell(format_bytes(size), size) for size in self.sizes]
+        header = ["bytes", *map(_shown, self.operations)]
+        return [
+            Table(header, [*zip(sizes, *columns, strict=True)], caption=caption)
+            for caption, columns in ((TIMES, times), (BANDWIDTHS, rates))
+        ]
+
+    def _summary(self) -> Table:
+        rows = [
+            [
+                _shown(name), Cell(format_seconds(each.latency), each.latency),
+                Cell(_rate(each.bandwidth), each.bandwidth), Cell(format_bytes(each.half_size), each.half_size),
+                USES[name],
+            ]
+            for name, each in self.operations.items()
+        ]  # fmt: skip
+        return Table(["operation", "latency", "bandwidth", "mostly latency below", "for"], rows, caption="Result")
 
 
 def _shown(name: str) -> str:
     return name.replace("_", "-")
 
 
-def drawing(found: Found) -> Drawing:
-    """Returns the times as a drawing."""
-    lines = {_shown(name): (found["sizes"], each["seconds"]) for name, each in found["operations"].items()}
-    return line_chart(lines, title=TIMES, x_label="bytes", y_label="seconds", log=True, log_x=True)
+def _rate(bytes_per_second: float) -> str:
+    return f"{format_bytes(bytes_per_second)}/s"
 
 
-def sections(found: Found) -> list[Section]:
-    """Returns the sections of the page."""
-    figure = Figure(TIMES, drawing(found), file="collectives.svg")
-    return [
-        Section("Result", [summary(found), Text(_how(found))]),
-        Section("Sizes", [figure, *tables(found)]),
-        Section("Command", [Code(found["command"], "bash")]),
-    ]
+def time_operations(launch: Launch, output: Path, command: str) -> Collectives:
+    """Makes the folder for the results, and times the operations between the processes of a launch.
+
+    Raises:
+        InputError: if there are too few processes or GPUs, or the folder is not empty.
+        RunError: if the processes cannot reach each other.
+    """
+    launch.check(2)
+    output_folder(output)
+    try:
+        measured = run_apart("collectives", {"sizes": SIZES}, launch, TIMEOUT_SECONDS)
+    except RunError as error:
+        raise RunError(f"these processes cannot exchange data: {error}") from error
+    return report_of(measured, launch.processes, command)
 
 
-def _how(found: Found) -> str:
-    return (
-        f"{found['processes']} processes on {found['device']}, through {found['backend']}. Times are medians over "
-        "rounds, and a round lasts until its last process has finished. Bytes are those of the whole tensor. Bandwidth "
-        "is what each process must send at least, per second (the bus bandwidth of nccl-tests), so it can be compared "
-        "with that of the network."
-    )
-
-
-def write(found: Found, folder: Path) -> None:
-    """Writes `collectives.json`, the page as HTML and Markdown, and the chart."""
-    title = f"Collective operations of {found['processes']} processes"
-    lead = "What exchanging tensors costs here, from 1 KiB to 64 MiB."
-    write_json(folder / "collectives.json", found)
-    write_text(folder / "collectives.svg", sheet([drawing(found)]))
-    write_text(folder / "collectives.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "collectives.html", render.render_html(title, lead, sections(found)))
+def report_of(measured: Mapping[str, Any], processes: int, command: str) -> Collectives:
+    """Returns the report of what `measure` returned for all `SIZES`."""
+    operations = {
+        name: Operation.of(seconds, factor(name, processes), SIZES) for name, seconds in measured["seconds"].items()
+    }
+    return Collectives(
+        sizes=SIZES, operations=operations, backend=measured["backend"], device=measured["device"],
+        processes=processes, command=command,
+    )  # fmt: skip

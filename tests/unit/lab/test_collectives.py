@@ -6,16 +6,17 @@ import json
 
 import pytest
 
+from toolkit.base.console import format_seconds
 from toolkit.commands.cli import main
 from toolkit.lab import collectives
 from toolkit.lab.collectives import OPERATIONS, SIZES, factor
 
 
-def found(latency: float, rate: float, processes: int = 4) -> dict:
+def found(latency: float, rate: float, processes: int = 4) -> collectives.Collectives:
     """Returns what is found where each process sends `rate` bytes per second."""
     seconds = {name: [latency + factor(name, processes) * size / rate for size in SIZES] for name in OPERATIONS}
     measured = {"seconds": seconds, "backend": "gloo", "device": "cpu"}
-    return collectives.found_of(measured, SIZES, {"processes": processes, "command": "toolkit collectives"})
+    return collectives.report_of(measured, processes, "toolkit collectives")
 
 
 def measure(*arguments: str, code: int = 0) -> None:
@@ -25,7 +26,7 @@ def measure(*arguments: str, code: int = 0) -> None:
 
 
 def test_latency_and_bandwidth_are_found():
-    operations = found(1e-3, 2e9)["operations"]
+    operations = found(1e-3, 2e9).as_json()["operations"]
     assert set(operations) == set(collectives.USES) == set(OPERATIONS)
     for name, each in operations.items():
         assert each["latency"] == pytest.approx(1e-3, rel=0.01)
@@ -43,13 +44,13 @@ def test_an_operation_sends_what_rings_send():
     ("seconds", "text"), [(1.234e-5, "12.3 us"), (0.0123, "12.3 ms"), (0.9999, "1 s"), (2.5, "2.5 s")]
 )
 def test_short_times_have_units(seconds, text):
-    assert collectives.duration(seconds) == text
+    assert format_seconds(seconds) == text
 
 
 def test_the_page_and_the_terminal_show_every_size():
-    shown = found(1e-4, 1e12)
-    assert [row[1].text for row in collectives.summary(shown).rows] == ["100 us"] * 4
-    for table in collectives.tables(shown):
+    *tables, summary = found(1e-4, 1e12).on_terminal()
+    assert [row[1].text for row in summary.rows] == ["100 us"] * 4
+    for table in tables:
         assert len(table.rows) == len(SIZES)
         assert table.rows[0][0].text == "1 KiB"
         assert table.rows[-1][0].text == "64 MiB"
