@@ -1,20 +1,23 @@
-"""Scores the answers of a task that need no training, in a separate process, and shows them."""
+"""Scores the answers of a task that need no training, in a separate process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from toolkit.api.run import Run, overall_scores
+from toolkit.api.run import Run, best_metric, overall_scores
 from toolkit.api.task import Task
 from toolkit.base.console import counted, format_value
-from toolkit.base.files import write_json, write_text
+from toolkit.base.errors import InputError
+from toolkit.config.train import ParallelConfig
 from toolkit.data.loading import check_rows
 from toolkit.distributed.launch import float32_precision
-from toolkit.document import render
-from toolkit.document.blocks import Block, Cell, Code, Section, Table, Text
+from toolkit.document.blocks import Cell, Page, Section, Table, Text
 from toolkit.engine.evaluation import evaluate
+from toolkit.lab.jobs.training import STEPS_ONLY
+from toolkit.lab.tool import Report, Request
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.report.scores import prefix_of, quality_of
 
@@ -22,14 +25,10 @@ MODEL = "the model, not trained"
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores the evaluation sets of a run.
-
-    Args:
-        job: a mapping with `recipe` and `config` (files), `overrides`, and `model`: whether the run's model is scored.
+    """Scores the evaluation sets of a run, if `model` says so with its model as well.
 
     Returns:
-        `baselines`: a mapping of `name`, `scores` and, where they are known, `intervals`, each by the names of scores
-        with prefix; `rows`: number of rows of each evaluation set.
+        The fields `baselines` and `rows` of `Baselines`.
     """
     from toolkit.run import prepared_run
 
@@ -70,9 +69,8 @@ def _of_model(run: Run) -> dict[str, Any]:
     return {"name": MODEL, "scores": _named(run.task, scores), "intervals": intervals}
 
 
-Found = Mapping[str, Any]
-"""Contents of `baseline.json`."""
 MOST_IN_TERMINAL = 3
+"""Scores that the terminal shows."""
 HOW = (
     "None of these needs training. A trained model should clearly score more than the best of them. Intervals (95 %) "
     "are those of the evaluated rows. A pretrained model without a head for the task, and a new model, have random "
@@ -80,17 +78,36 @@ HOW = (
 )
 
 
-def main_names(found: Found) -> list[str]:
-    """Returns the names of all scores, those of the main metric first."""
-    names = dict.fromkeys(name for each in found["baselines"] for name in each["scores"])
-    main = found["metric"].removeprefix("eval_")
-    return sorted(names, key=lambda name: name.partition("_")[2] != main)
+@dataclass(frozen=True, kw_only=True)
+class Baselines(Report):
+    """The scores of all answers."""
 
+    FILE = "baseline"
+    baselines: Sequence[Mapping[str, Any]]
+    """`name`, `scores`, and the `intervals` that are known, both by the names of scores with prefix."""
+    rows: Mapping[str, int]
+    """Rows of each evaluation set."""
+    metric: str
+    config: str
+    command: str
 
-def table(found: Found, names: Sequence[str]) -> Table:
-    """Returns the table of the baselines with some of their scores."""
-    rows = [[each["name"], *(_cell(each, name) for name in names)] for each in found["baselines"]]
-    return Table(["answer", *names], rows, sortable=True, stacked=True)
+    def page(self) -> Page:
+        """Returns all scores."""
+        lead = ", ".join(counted(count, f"{name} row") for name, count in self.rows.items())
+        sections = [Section("Scores without training", [self._table(), Text(HOW)])]
+        return Page(f"Baselines of {self.config}", f"{lead}.", sections)
+
+    def on_terminal(self) -> list[Table]:
+        """Returns the main scores."""
+        return [self._table(MOST_IN_TERMINAL)]
+
+    def _table(self, most: int | None = None) -> Table:
+        """Returns the scores, those of the main metric first."""
+        every = dict.fromkeys(name for each in self.baselines for name in each["scores"])
+        main = self.metric.removeprefix("eval_")
+        names = sorted(every, key=lambda name: name.partition("_")[2] != main)[:most]
+        rows = [[each["name"], *(_cell(each, name) for name in names)] for each in self.baselines]
+        return Table(["answer", *names], rows, sortable=True, stacked=True)
 
 
 def _cell(each: Mapping[str, Any], name: str) -> Cell | None:
@@ -102,16 +119,29 @@ def _cell(each: Mapping[str, Any], name: str) -> Cell | None:
     return Cell(f"{format_value(value)}{interval}", value)
 
 
-def sections(found: Found) -> list[Section]:
-    """Returns the sections of the page."""
-    said: list[Block] = [table(found, main_names(found)), Text(HOW)]
-    return [Section("Scores without training", said), Section("Command", [Code(found["command"], "bash")])]
+def score(request: Request, with_model: bool) -> Baselines:
+    """Scores the answers of a run's task, and its model if asked to.
+
+    Raises:
+        ConfigError: if a setting is invalid.
+        InputError: if there is nothing to score, or the output folder is not empty.
+        RunError: if the model cannot be evaluated.
+    """
+    if not with_model and not request.task.has("baselines"):
+        raise InputError("--no-model: this task has no baseline but its model; remove the option")
+    evaluated = request.override(_evaluation_only(), starts=False)
+    request.make_output()
+    measured = evaluated.measured("baseline", model=with_model)
+    if not measured["rows"]:
+        raise InputError("data: there are no validation or test rows to score")
+    return Baselines(
+        **measured, metric=best_metric(request.cfg, request.task).name, config=str(request.config),
+        command=request.command,
+    )  # fmt: skip
 
 
-def write(found: Found, folder: Path) -> None:
-    """Writes `baseline.json`, and the page as HTML and Markdown."""
-    title = f"Baselines of {found['config']}"
-    lead = ", ".join(counted(count, f"{name} row") for name, count in found["rows"].items())
-    write_json(folder / "baseline.json", found)
-    write_text(folder / "baseline.md", render.render_markdown(title, f"{lead}.", sections(found)))
-    write_text(folder / "baseline.html", render.render_html(title, f"{lead}.", sections(found)))
+def _evaluation_only() -> dict[str, Any]:
+    """Returns the settings with which a run only evaluates, in one process."""
+    parallel = {f"parallel.{field.name}": field.default for field in fields(ParallelConfig)}
+    kept = {key: value for key, value in STEPS_ONLY.items() if key != "eval.metric_for_best_model"}
+    return {**kept, **parallel, "train.max_steps": 1, "train.warmup_steps": 0, "model.unfreeze": {}}

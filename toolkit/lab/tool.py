@@ -66,15 +66,16 @@ class Request:
         """
         return self.launch.load(self.task_type, str(self.config), [*self.overrides, *more])
 
-    def override(self, *groups: Mapping[str, Any]) -> Request:
+    def override(self, *groups: Mapping[str, Any], starts: bool = True) -> Request:
         """Returns the request with further settings by dotted key; of a key in several groups, the last one counts.
 
         Raises:
-            ConfigError: if such a run cannot start.
+            ConfigError: if a setting is invalid, or a run that `starts` cannot.
         """
         more = written({key: value for group in groups for key, value in group.items()})
         cfg = self.load(more)
-        refuse_wrong_launch(cfg, self.task_type, self.launch.processes)
+        if starts:
+            refuse_wrong_launch(cfg, self.task_type, self.launch.processes)
         return replace(self, overrides=[*self.overrides, *more], cfg=cfg)
 
     def make_output(self, empty: bool = True) -> Path:
