@@ -9,12 +9,10 @@ import argparse
 import os
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from toolkit.base.errors import InputError, RunError
-from toolkit.base.outputs import output_file, output_folder
+from toolkit.base.errors import InputError
+from toolkit.base.outputs import output_file
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least
 from toolkit.config.sections import Config

@@ -1,4 +1,4 @@
-"""Cross-validation: one training for each fold, not repeated once finished; the summary and its page."""
+"""Cross-validation: one training for each fold, not repeated once finished, and the scores over all folds."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.run import overall_scores
-from toolkit.base.console import counted, format_duration, format_value
+from toolkit.api.run import best_metric, overall_scores
+from toolkit.base.console import counted, format_duration, format_value, say
 from toolkit.base.errors import RunError
-from toolkit.base.files import read_json, write_json, write_text
+from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
-from toolkit.config.keys import written
-from toolkit.config.sections import Config
+from toolkit.checkpoint.output_folder import OutputLock
+from toolkit.data.row_cache import code_fingerprint
 from toolkit.distributed.collectives import on_main
-from toolkit.document import render
-from toolkit.document.blocks import Cell, Code, Highlights, Section, Table, Text
-from toolkit.lab.jobs.jobs import Launch, job_name, measured_in, run_job, training_job
+from toolkit.document.blocks import Block, Cell, Highlights, Page, Section, Table, Text
+from toolkit.lab.jobs.jobs import job_name, measured_in, run_job, training_job
 from toolkit.lab.jobs.training import QUIET, trained
+from toolkit.lab.tool import Report, Request
 from toolkit.metrics.intervals import t_interval
 from toolkit.report.scores import prefix_of
 
@@ -31,90 +30,7 @@ if TYPE_CHECKING:
 
 
 FOLDER = "folds"
-
-
-@dataclass(frozen=True)
-class Validation:
-    """A cross-validation.
-
-    Args:
-        recipe: the recipe's file.
-        config: the YAML file.
-        overrides: the user's overrides.
-        configs: the configuration of each fold.
-        launch: how processes are started.
-        code: digest of the toolkit's and the recipe's code.
-        folder: output folder.
-        keep_models: whether the model of each fold is kept.
-    """
-
-    recipe: Path
-    config: Path
-    overrides: Sequence[str]
-    configs: Sequence[Config]
-    launch: Launch
-    code: str
-    folder: Path
-    keep_models: bool
-
-
-@dataclass(frozen=True)
-class Fold:
-    """A finished fold.
-
-    Args:
-        number: its number, from 1.
-        run: output folder of its training.
-        measured: what `toolkit.lab.cross_validate` measured, and the `seconds` of its process.
-        kept: whether an earlier call of the command finished it.
-    """
-
-    number: int
-    run: Path
-    measured: dict[str, Any]
-    kept: bool
-
-
-def fold_settings(overrides: Sequence[str], folds: int, fold: int) -> list[str]:
-    """Returns the overrides of the training whose validation rows are fold `fold` of `folds`."""
-    own = {"data.validation_file": None, "data.validation_split": None, "data.folds": folds, "data.fold": fold}
-    return [*overrides, *written({**QUIET, **own})]
-
-
-def trained_folds(validation: Validation) -> Iterator[Fold]:
-    """Yields each fold as soon as it is finished, in order.
-
-    Raises:
-        RunError: if the training of a fold fails.
-    """
-    total = len(validation.configs)
-    for number, cfg in enumerate(validation.configs, start=1):
-        # Checkpoints are needed only to load the best model at the end.
-        saving = [] if cfg.checkpoint.load_best_model_at_end else ["checkpoint.save_steps=null"]
-        overrides = [*fold_settings(validation.overrides, total, number), *saving]
-        job = training_job(validation.recipe, validation.config, overrides, cfg, validation.launch, validation.code)
-        folder = validation.folder / FOLDER / job_name(f"fold-{number}", job)
-        run, measured = RunFolder(folder / "run"), measured_in(folder)
-        if measured is not None and (run.model.is_dir() or not validation.keep_models):
-            yield Fold(number, run.path, measured, kept=True)
-            continue
-        error = run_job("cross_validate", job, folder, validation.launch, {}, _clock())
-        if error is not None:
-            raise RunError(f"fold {number} of {total}: {error}\nrerun the same command to continue with the rest")
-        if not validation.keep_models:
-            for place in (run.model, run.base, run.processor, run.snapshots):
-                shutil.rmtree(place, ignore_errors=True)
-        yield Fold(number, run.path, measured_in(folder) or {}, kept=False)
-
-
-def _clock() -> Callable[[], dict[str, float]]:
-    """Returns a function that returns the `seconds` since this call."""
-    began = time.monotonic()
-    return lambda: {"seconds": time.monotonic() - began}
-
-
-Found = Mapping[str, Any]
-"""Contents of `cross_validation.json`."""
+CONFIDENCE = 0.95
 HOW = (
     "Each training row is a validation row in exactly one fold, and a training row in the others. The 95 % interval of "
     "the mean is that of a t test with the variance of Nadeau and Bengio (2003), because folds share most of their "
@@ -123,12 +39,49 @@ HOW = (
 TEST = " Scores that begin with test_ are of the same test rows in every fold, which no fold was trained on."
 
 
-def summary(found: Found) -> Table:
-    """Returns the table of all scores, the main one first."""
-    main = found["metric"]
-    names = sorted(found["metrics"], key=lambda name: name != main)
-    rows = [[name, *_figures(found["metrics"][name])] for name in names]
-    return Table(["score", "mean", "95 % interval", "sd"], rows, stacked=True)
+@dataclass(frozen=True, kw_only=True)
+class CrossValidation(Report):
+    """The scores over all folds."""
+
+    FILE = "cross_validation"
+    metric: str
+    metrics: Mapping[str, Mapping[str, Any]]
+    """By name with prefix: `greater_is_better`, and what `interval` returns."""
+    folds: Sequence[Mapping[str, Any]]
+    """`fold`, `folder`, `rows`, `seconds` and `figures` of each."""
+    seed: int
+    processes: int
+    config: str
+    command: str
+
+    def page(self) -> Page:
+        """Returns the scores over all folds, and those of each."""
+        first: list[Block] = []
+        if self.metrics.get(self.metric, {}).get("mean") is not None:
+            value, ends, _ = _figures(self.metrics[self.metric])
+            first = [Highlights([(self.metric, format_value(value)), ("95 % interval", ends)])]
+        how = HOW + (TEST if any(name.startswith("test_") for name in self.metrics) else "")
+        sections = [Section("Scores", [*first, *self.on_terminal(), Text(how)]), Section("Folds", self._folds())]
+        lead = f"{counted(len(self.folds), 'fold')}, seed {self.seed}."
+        return Page(f"Cross-validation of {self.config}", lead, sections)
+
+    def on_terminal(self) -> list[Table]:
+        """Returns the table of all scores, the main one first."""
+        names = sorted(self.metrics, key=lambda name: name != self.metric)
+        rows = [[name, *_figures(self.metrics[name])] for name in names]
+        return [Table(["score", "mean", "95 % interval", "sd"], rows, stacked=True)]
+
+    def _folds(self) -> list[Table]:
+        parts = list(dict.fromkeys(name for fold in self.folds for name in fold["rows"]))
+        scores, runs = [], []
+        for place, fold in enumerate(self.folds):
+            scores.append([fold["fold"], *(metric["values"][place] for metric in self.metrics.values())])
+            seconds = Cell(format_duration(fold["seconds"]), fold["seconds"])
+            runs.append([fold["fold"], *(fold["rows"].get(part) for part in parts), seconds, fold["folder"]])
+        return [
+            Table(["fold", *self.metrics], scores, sortable=True),
+            Table(["fold", *(f"{part} rows" for part in parts), "time", "run"], runs, stacked=True),
+        ]
 
 
 def _figures(metric: Mapping[str, Any]) -> list[Any]:
@@ -138,55 +91,74 @@ def _figures(metric: Mapping[str, Any]) -> list[Any]:
     return [metric["mean"], ends.replace(" ", "\u00a0"), metric["deviation"]]
 
 
-def sections(found: Found) -> list[Section]:
-    """Returns the sections of the page."""
-    main, folds = found["metrics"].get(found["metric"]), found["folds"]
-    first: list[Any] = []
-    if main is not None and main["mean"] is not None:
-        value, ends, _ = _figures(main)
-        first = [Highlights([(found["metric"], format_value(value)), ("95 % interval", ends)])]
-    names = list(found["metrics"])
-    rows = [
-        [fold["fold"], *(found["metrics"][name]["values"][place] for name in names)] for place, fold in enumerate(folds)
-    ]
-    parts = list(dict.fromkeys(name for fold in folds for name in fold["rows"]))
-    about = [
-        [fold["fold"], *(fold["rows"].get(part) for part in parts),
-         Cell(format_duration(fold["seconds"]), fold["seconds"]), fold["folder"]]
-        for fold in folds
-    ]  # fmt: skip
-    how = HOW + (TEST if any(name.startswith("test_") for name in names) else "")
-    return [
-        Section("Scores", [*first, summary(found), Text(how)]),
-        Section("Folds", [
-            Table(["fold", *names], rows, sortable=True),
-            Table(["fold", *(f"{part} rows" for part in parts), "time", "run"], about, stacked=True),
-        ]),
-        Section("Command", [Code(found["command"], "bash")]),
-    ]  # fmt: skip
+def cross_validate(request: Request, folds: int, keep_models: bool) -> CrossValidation:
+    """Trains the folds that are not finished, and summarises the scores of all.
 
+    Args:
+        request: the run to validate.
+        folds: number of folds.
+        keep_models: whether the model of each fold is kept.
 
-def write(found: Found, folder: Path) -> None:
-    """Writes `cross_validation.json`, and the page as HTML and Markdown."""
-    title = f"Cross-validation of {found['config']}"
-    lead = f"{counted(len(found['folds']), 'fold')}, seed {found['seed']}."
-    write_json(folder / "cross_validation.json", found)
-    write_text(folder / "cross_validation.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "cross_validation.html", render.render_html(title, lead, sections(found)))
-
-
-def summarised(folds: Sequence[Fold]) -> dict[str, dict[str, Any]]:
-    """Returns mean, standard deviation and interval of each score, by its name with prefix.
-
-    A score that is not finite in a fold has no interval.
+    Raises:
+        ConfigError: if settings are invalid.
+        InputError: if the folder cannot be made.
+        RunError: if the training of a fold fails.
     """
-    names = folds[0].measured["scores"]
+    settings = {**QUIET, "data.validation_file": None, "data.validation_split": None, "data.folds": folds}
+    trainings = [
+        request.override(settings, {"data.fold": number}, starts=number == 1) for number in range(1, folds + 1)
+    ]
+    if request.cfg.data.validation_file is not None:
+        say(f"{request.cfg.data.validation_file} is not read: the validation rows are folds of the training rows")
+    metric = best_metric(trainings[0].cfg, trainings[0].task).name
+    with OutputLock(request.make_output(empty=False)):
+        measured = [_trained(each, number, metric, keep_models) for number, each in enumerate(trainings, start=1)]
+    return CrossValidation(
+        metric=metric,
+        metrics=_summarised([each["scores"] for _, each in measured]),
+        folds=[
+            {"fold": number, "folder": str(run.path.relative_to(request.output)),
+             **{name: each[name] for name in ("rows", "seconds", "figures")}}
+            for number, (run, each) in enumerate(measured, start=1)
+        ],
+        seed=request.cfg.seed, processes=request.launch.processes, config=str(request.config), command=request.command,
+    )  # fmt: skip
+
+
+def _trained(request: Request, number: int, metric: str, keep_models: bool) -> tuple[RunFolder, dict[str, Any]]:
+    """Trains a fold unless it is finished, and returns the folder of its run and its measurements."""
+    # Checkpoints are needed only to load the best model at the end.
+    saving = [] if request.cfg.checkpoint.load_best_model_at_end else ["checkpoint.save_steps=null"]
+    overrides, total = [*request.overrides, *saving], request.cfg.data.folds
+    cfg, launch = request.cfg, request.launch
+    job = training_job(request.recipe, request.config, overrides, cfg, launch, code_fingerprint(request.task))
+    folder = request.output / FOLDER / job_name(f"fold-{number}", job)
+    run, measured, how = RunFolder(folder / "run"), measured_in(folder), "done before"
+    if measured is None or (keep_models and not run.model.is_dir()):
+        began = time.monotonic()
+        error = run_job(
+            "cross_validate", job, folder, request.launch, {}, lambda: {"seconds": time.monotonic() - began}
+        )
+        if error is not None:
+            raise RunError(f"fold {number} of {total}: {error}\nrerun the same command to continue with the rest")
+        for place in () if keep_models else (run.model, run.base, run.processor, run.snapshots):
+            shutil.rmtree(place, ignore_errors=True)
+        measured = measured_in(folder) or {}
+        how = format_duration(measured["seconds"])
+    score = measured["scores"].get(metric)
+    value = f"{metric} {format_value(score['value'])}" if score else "no validation score"
+    say(f"fold {number} of {total}: {value} ({how})")
+    return run, measured
+
+
+def _summarised(scores: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Returns the interval of each score, given those of each fold by name with prefix."""
     return {
         name: {
             "greater_is_better": score["greater_is_better"],
-            **interval([fold.measured["scores"].get(name, {}).get("value", math.nan) for fold in folds]),
+            **interval([fold.get(name, {}).get("value", math.nan) for fold in scores]),
         }
-        for name, score in names.items()
+        for name, score in scores[0].items()
     }
 
 
@@ -195,7 +167,8 @@ def interval(values: Sequence[float]) -> Mapping[str, Any]:
 
     The interval is that of a t test with the variance of Nadeau and Bengio (2003, Inference for the Generalization
     Error, Machine Learning 52): folds share most of their training rows, so their scores are not independent, and the
-    variance of their mean is larger than a K-th of their variance by the ratio of validation to training rows.
+    variance of their mean is larger than a K-th of their variance by the ratio of validation to training rows. A score
+    that is not finite in a fold has no interval.
 
     Args:
         values: `[K]` the score of each fold, at least 2.
@@ -210,11 +183,7 @@ def interval(values: Sequence[float]) -> Mapping[str, Any]:
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains, writes the run's results, and returns the measurements.
-
-    Args:
-        job: as for `toolkit.lab.jobs.training.trained`.
-    """
+    """Trains, writes the run's results, and returns the measurements."""
     with trained({**job, "keep_model": True}) as (run, result):
         return on_main(run.accelerator, _measurement, run, result)
 

@@ -16,8 +16,7 @@ from runs import ROOT, TINY, predictions
 from scipy import stats
 
 from toolkit.commands.cli import main
-from toolkit.lab import cross_validate
-from toolkit.lab.cross_validate import interval
+from toolkit.lab.cross_validate import CrossValidation, interval
 
 DATA = ROOT / "recipes/data/reviews"
 FILES = (f"data.train_file={DATA / 'train.csv'}", f"data.validation_file={DATA / 'validation.csv'}")
@@ -89,8 +88,10 @@ def test_the_interval_is_wider_than_that_of_independent_scores():
     half = stats.t.ppf(0.975, 3) * (statistics.variance(values) * (1 / 4 + 1 / 3)) ** 0.5
     assert (found["low"], found["high"]) == pytest.approx((0.7875 - half, 0.7875 + half))
     assert interval([0.5, float("nan")])["mean"] is None
-    shown = cross_validate.summary({"metric": "a", "metrics": {"a": interval([0.5, float("nan")])}})
-    assert shown.rows == [["a", None, "not finite in every fold", None]]
+    report = CrossValidation(
+        metric="a", metrics={"a": interval([0.5, float("nan")])}, folds=[], seed=1, processes=1, config="", command=""
+    )
+    assert report.on_terminal()[0].rows == [["a", None, "not finite in every fold", None]]
 
 
 @pytest.mark.parametrize(
