@@ -1,9 +1,9 @@
-"""Tries sizes of the micro-batch: the plan's estimate first, then real steps in separate processes; and the page."""
+"""Finds a micro-batch: tries sizes, by the plan's estimate first, then by real steps in separate processes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
@@ -17,24 +17,25 @@ import numpy as np
 from toolkit.api.batch import looked_up
 from toolkit.api.training import Callback
 from toolkit.base.console import format_bytes, say
-from toolkit.base.errors import ConfigError, RunError
-from toolkit.base.files import write_json, write_text
+from toolkit.base.errors import ConfigError, InputError, RunError
 from toolkit.config.keys import written
 from toolkit.config.sections import Config
 from toolkit.data.batching.budget import lengths_of
 from toolkit.distributed.collectives import data_sum, objects_of_all
 from toolkit.distributed.strategies.auto_batch_size import is_out_of_memory
-from toolkit.document import render
-from toolkit.document.blocks import Cell, Code, Figure, Section, Table, Text
+from toolkit.document.blocks import Block, Cell, Code, Figure, Page, Section, Table, Text
 from toolkit.document.charts import line_chart
-from toolkit.document.render import print_table
-from toolkit.document.svg import Drawing, sheet
+from toolkit.document.svg import Drawing
 from toolkit.footprint.simulate import Footprint, Subject, simulate
-from toolkit.lab.jobs.jobs import Launch, Outcome, Trial, batch_and_accumulation, run_trials, step_rows
-from toolkit.lab.jobs.training import trained
+from toolkit.lab.jobs.jobs import Outcome, Trial, batch_and_accumulation, run_trials, step_rows
+from toolkit.lab.jobs.training import FEW_STEPS, trained, unfrozen_at_once
 from toolkit.lab.plan.estimates import estimated
 from toolkit.lab.plan.measure import Correction, Costs, Watch, fitted
-from toolkit.lab.plan.subject import resized
+from toolkit.lab.plan.report import parse_bytes
+from toolkit.lab.plan.subject import resized, subject_of
+from toolkit.lab.tool import Report, Request
+from toolkit.optim.presets import PRESETS
+from toolkit.system.limits import available_memory
 
 if TYPE_CHECKING:
     from toolkit.api.run import Run
@@ -46,9 +47,6 @@ OUT_OF_MEMORY = "out of memory: "
 
 def longest_steps(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains on the longest rows, so that no other step of the run needs more memory.
-
-    Args:
-        job: as for `toolkit.lab.jobs.training.trained`.
 
     Returns:
         `memory`: measured bytes of the rank that needs the most; `footprint`: what is predicted for its largest
@@ -86,17 +84,7 @@ class _Timer(Callback):
 
 
 def timed_steps(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains the run's own steps and measures their time.
-
-    Args:
-        job: as for `toolkit.lab.jobs.training.trained`.
-
-    Returns:
-        `seconds` of each step, and its `rows` over all processes.
-
-    Raises:
-        RunError: as for `longest_steps`.
-    """
+    """Trains the run's own steps, and returns the `seconds` of each and its `rows` over all processes."""
     timer = _Timer()
     with _told_of_memory(), trained(job, timer) as (run, _):
         return {"seconds": timer.seconds, "rows": data_sum(run.accelerator, run.mesh, *timer.rows)}
@@ -274,24 +262,13 @@ class Search:
 
     Args:
         subject: the configured step, for estimates.
-        load: returns the configuration with further overrides; raises ConfigError if they are invalid.
+        request: the run that is tried.
         capacity: bytes that each process may use.
-        launch: how processes are started.
-        job: `recipe`, `config` and `overrides` of all runs.
         steps: timed steps of each round.
     """
 
-    def __init__(
-        self,
-        subject: Subject,
-        load: Callable[[Sequence[str]], Config],
-        capacity: int,
-        launch: Launch,
-        job: dict[str, Any],
-        steps: int,
-    ) -> None:
-        self.subject, self.load, self.capacity, self.launch = subject, load, capacity, launch
-        self.job, self.steps = job, steps
+    def __init__(self, subject: Subject, request: Request, capacity: int, steps: int) -> None:
+        self.subject, self.request, self.capacity, self.steps = subject, request, capacity, steps
         self._measured: list[tuple[int, Costs]] = []
         """Measured peaks, and what was predicted for the same rows."""
 
@@ -300,7 +277,7 @@ class Search:
         found: list[Tried] = []
         for size in sizes:
             try:
-                cfg = self.load(size.overrides)
+                cfg = self.request.load(size.overrides)
             except ConfigError as error:
                 found.append(Tried(size, None, refused="; ".join(error.problems)))
                 continue
@@ -317,7 +294,7 @@ class Search:
 
     def _costs(self, footprint: Footprint, cfg: Config) -> Costs:
         """Returns what each device needs if a single one needed `footprint`."""
-        return estimated(footprint, cfg, self.launch.processes)
+        return estimated(footprint, cfg, self.request.launch.processes)
 
     def _correction(self) -> Correction:
         """Returns how the measurements of smaller sizes relate to their predictions."""
@@ -362,9 +339,9 @@ class Search:
             folder, trials = Path(name), []
             for number, (tried, work, steps) in enumerate(works):
                 more = [*tried.size.overrides, f"train.max_steps={steps}", f"output_dir={folder}/run-{number}"]
-                arguments = self.job | {"overrides": [*self.job["overrides"], *more]}
-                trials.append(Trial(f"batch_find_{work}", arguments, folder / f"{number}.json"))
-            launch = self.launch
+                job = self.request.job | {"overrides": [*self.request.overrides, *more]}
+                trials.append(Trial(f"batch_find_{work}", job, folder / f"{number}.json"))
+            launch = self.request.launch
             return run_trials(trials, folder / "batch_find.log", launch.processes, launch.file, launch.environ)
 
 
@@ -385,32 +362,113 @@ def best_of(tried: Sequence[Tried]) -> Tried:
     raise RunError(f"no micro-batch fits: with {tried[0].size.micro_batch}, {tried[0].refused}")
 
 
-Found = Mapping[str, Any]
-"""Contents of `batch_find.json`."""
 SPEED = "Speed of each micro-batch"
 MOST_SPREAD = 0.25
 """From this difference between the rounds on, other programs have disturbed the measurement."""
 
 
-def found_of(tried: Sequence[Tried], configured: int, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what was found as JSON values.
+@dataclass(frozen=True, kw_only=True)
+class MicroBatches(Report):
+    """What was found; sizes are in `unit`."""
 
-    Args:
-        tried: the sizes, increasing; at least one fits.
-        configured: the configured micro-batch, in the unit of the sizes.
-        facts: further facts.
-    """
+    FILE = "batch_find"
+    best: int
+    largest: int
+    configured: int
+    spread: float
+    """By what part the slower rounds took longer."""
+    faster: float | None
+    """How many times as fast as the configured size the best one is; None if that was not timed."""
+    overrides: Sequence[str]
+    overrides_of_largest: Sequence[str]
+    sizes: Sequence[Mapping[str, Any]]
+    unit: str
+    scale_lr: str | None
+    memory: int
+    steps: int
+    processes: int
+    config: str
+    command: str
+
+    def page(self) -> Page:
+        """Returns the best and the largest size, and what is known of each."""
+        how = (
+            "Each size trained two steps on the longest rows, which gave its peak of memory, and "
+            f"{self.steps} steps of the run's own rows in each of two rounds, the second in the opposite order; a step "
+            "counts with the faster one. Rows per second are those of all processes, the median over steps. Gain: per "
+            "doubling, over the size before. Estimate: that of `toolkit plan`, scaled by the peaks measured at smaller "
+            f"sizes. Each of {self.processes} processes may use {format_bytes(self.memory)}."
+        )
+        figure = Figure(SPEED, self._drawing(), file="batch_find.svg")
+        sections = [Section("Result", self._result()), Section("Sizes", [figure, self._sizes(), Text(how)])]
+        return Page(f"Micro-batches for {self.config}", "The largest that fits, and the fastest.", sections)
+
+    def on_terminal(self) -> list[Block]:
+        """Returns the sizes that were tried, and the result."""
+        return [self._sizes(), *self._result()]
+
+    def _result(self) -> list[Block]:
+        overrides = "\n".join(["Overrides of the best:", *(f"  {override}" for override in self.overrides)])
+        return [Text(" ".join(self.verdict())), Code(overrides)]
+
+    def verdict(self) -> list[str]:
+        """Returns what was found, as sentences."""
+        said = [f"Best: {self.best} {self.unit}; no larger one is {GAIN:.0%} faster for each doubling."]
+        if self.faster is not None and self.best != self.configured:
+            said.append(f"It is {self.faster:.2f} times as fast as the configured {self.configured} {self.unit}.")
+        said.append(f"Largest: {self.largest} {self.unit}; {self._limit()}.")
+        if self.spread > MOST_SPREAD:
+            said.append(f"The two rounds differ by up to {self.spread:.0%}: repeat this on a quiet machine.")
+        return said
+
+    def _limit(self) -> str:
+        """Returns what keeps the largest size from being larger."""
+        for each in self.sizes:
+            if each["refused"] and each["micro_batch"] > self.largest:
+                return f"with {each['micro_batch']}, {each['refused'].partition(':')[0]}"
+        return "the whole step at once" if self.scale_lr is None else "no larger one was tried"
+
+    def _sizes(self) -> Table:
+        marks = {self.largest: "largest", self.best: "best"}
+        rows = [
+            [
+                each["micro_batch"], each["rows_of_a_step"], _bytes(each["estimate"]), _bytes(each["peak"]),
+                each["seconds"], each["rows_per_second"],
+                None if (gain := each["gain_per_doubling"]) is None else Cell(f"{gain:+.0%}", gain),
+                each["refused"] or marks.get(each["micro_batch"], ""),
+            ]
+            for each in self.sizes
+        ]  # fmt: skip
+        header = [self.unit, "rows/step", "estimate", "peak", "s/step", "rows/s", "gain", ""]
+        return Table(header, rows, caption="Sizes that were tried")
+
+    def _drawing(self) -> Drawing:
+        fitting = [each for each in self.sizes if each["fits"]]
+        points = [each["micro_batch"] for each in fitting], [each["rows_per_second"] for each in fitting]
+        best = [self.best] * 2, [0.0, max(points[1])]
+        return line_chart(
+            {"measured": points, "best": best}, title=SPEED, x_label=f"{self.unit} of a micro-batch",
+            y_label="rows per second", zero=True, log_x=True,
+        )  # fmt: skip
+
+
+def _bytes(size: int | None) -> Cell | None:
+    return None if size is None else Cell(format_bytes(size), size)
+
+
+def report_of(tried: Sequence[Tried], configured: int, **facts: Any) -> MicroBatches:
+    """Returns the report on sizes, in increasing order, of which at least one fits; `facts` are its other fields."""
     fitting = [each for each in tried if each.fits]
     best, largest = best_of(tried), fitting[-1]
     own = next((each for each in fitting if each.size.micro_batch == configured), None)
-    return {
-        "best": best.size.micro_batch, "largest": largest.size.micro_batch, "configured": configured,
-        "spread": max(each.spread for each in fitting),
-        "faster": float(np.median(best.rates / own.rates)) if own else None,
-        "overrides": best.size.overrides, "overrides_of_largest": largest.size.overrides,
-        "sizes": [_facts(each, before) for each, before in zip(tried, [None, *tried], strict=False)],
+    return MicroBatches(
+        best=best.size.micro_batch, largest=largest.size.micro_batch, configured=configured,
+        spread=max(each.spread for each in fitting),
+        faster=float(np.median(best.rates / own.rates)) if own else None,
+        overrides=best.size.overrides, overrides_of_largest=largest.size.overrides,
+        sizes=[_facts(each, before) for each, before in zip(tried, [None, *tried], strict=False)],
         **facts,
-    }  # fmt: skip
+    )  # fmt: skip
 
 
 def _facts(each: Tried, before: Tried | None) -> dict[str, Any]:
@@ -425,102 +483,59 @@ def _facts(each: Tried, before: Tried | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def words(found: Found) -> list[str]:
-    """Returns what was found, as lines of at most 80 characters."""
-    unit, best, largest = found["unit"], found["best"], found["largest"]
-    lines = [f"Best:    {best} {unit}; no larger one is {GAIN:.0%} faster for each doubling."]
-    if found["faster"] is not None and best != found["configured"]:
-        lines.append(f"         {found['faster']:.2f} times as fast as the configured {found['configured']} {unit}.")
-    lines.append(f"Largest: {largest} {unit}; {_limit(found)}.")
-    if found["spread"] > MOST_SPREAD:
-        lines.append(f"The two rounds differ by up to {found['spread']:.0%}: repeat this on a quiet machine.")
-    return lines
+GROWTH = 8
+"""Largest window that a rule for the rate tries, as a multiple of the configured one."""
+OF_LIBRARIES = 512 * 2**20
+"""Bytes of each process that are not a step's: the context of a GPU, or the libraries on a CPU."""
+SHARE = 0.9
+"""Share of this machine's free memory that processes on a CPU may use; beyond it, the system might end others."""
 
 
-def _limit(found: Found) -> str:
-    """Returns what keeps the largest size from being larger."""
-    refused = [each for each in found["sizes"] if each["refused"] and each["micro_batch"] > found["largest"]]
-    if refused:
-        return f"with {refused[0]['micro_batch']}, {refused[0]['refused'].partition(':')[0]}"
-    return "the whole step at once" if found["scale_lr"] is None else "no larger one was tried"
+def find(
+    request: Request, memory: str | None, scale_lr: str | None, reference_rows: int | None, steps: int
+) -> MicroBatches:
+    """Tries micro-batches.
 
+    Args:
+        request: the run to find a micro-batch for.
+        memory: memory of each process, with its unit, or None for what is free.
+        scale_lr: key of `SCALES`, or None to try no larger windows.
+        reference_rows: rows of a step for which the configured rate is meant, or None for those configured.
+        steps: timed steps of each round.
 
-def choices(found: Found) -> list[str]:
-    """Returns the overrides of the best size, as lines."""
-    return ["Overrides of the best:", *(f"  {override}" for override in found["overrides"])]
-
-
-def header(found: Found) -> list[str]:
-    """Returns the names of the table's columns."""
-    return [found["unit"], "rows/step", "estimate", "peak", "s/step", "rows/s", "gain", ""]
-
-
-def rows(found: Found) -> list[list[Any]]:
-    """Returns the rows of the table."""
-    return [
-        [
-            each["micro_batch"], each["rows_of_a_step"], _bytes(each["estimate"]), _bytes(each["peak"]),
-            each["seconds"], each["rows_per_second"], _gain(each["gain_per_doubling"]),
-            each["refused"] or {found["best"]: "best", found["largest"]: "largest"}.get(each["micro_batch"], ""),
-        ]
-        for each in found["sizes"]
-    ]  # fmt: skip
-
-
-def show(found: Found) -> None:
-    """Prints the table, and what was found."""
-    print_table(_table(found))
-    say("\n".join(["", *words(found), "", *choices(found)]))
-
-
-def _table(found: Found) -> Table:
-    return Table(header(found), rows(found), caption="Sizes that were tried")
-
-
-def _bytes(size: int | None) -> Cell | None:
-    return None if size is None else Cell(format_bytes(size), size)
-
-
-def _gain(gain: float | None) -> Cell | None:
-    return None if gain is None else Cell(f"{gain:+.0%}", gain)
-
-
-def drawing(found: Found) -> Drawing:
-    """Returns the speed of each size as a drawing."""
-    fitting = [each for each in found["sizes"] if each["fits"]]
-    points = [each["micro_batch"] for each in fitting], [each["rows_per_second"] for each in fitting]
-    best = [found["best"]] * 2, [0.0, max(points[1])]
-    return line_chart(
-        {"measured": points, "best": best}, title=SPEED, x_label=f"{found['unit']} of a micro-batch",
-        y_label="rows per second", zero=True, log_x=True,
+    Raises:
+        ConfigError: if the settings are invalid.
+        InputError: if an argument has no effect, or the model cannot be simulated.
+        RunError: if training fails, or no micro-batch fits.
+    """
+    if scale_lr is None and reference_rows:
+        raise InputError("--reference-rows: has no effect without --scale-lr")
+    if scale_lr is not None and PRESETS[request.cfg.train.optim].relative_step:
+        optim = request.cfg.train.optim
+        raise InputError(f"--scale-lr: {optim} computes its own learning rate, so there is none to scale")
+    tried = request.override(FEW_STEPS, unfrozen_at_once(request.cfg))
+    train, processes = tried.cfg.train, request.launch.processes
+    capacity = parse_bytes(memory, "--memory") if memory else _free(processes)
+    request.make_output()
+    subject = subject_of(tried.cfg, tried.task)
+    window = window_of(tried.cfg)
+    ranks = step_rows(tried.cfg, processes) // window
+    reference = reference_rows / ranks if reference_rows else window
+    sizes = sizes_of(tried.cfg, subject.longest, GROWTH * window, reference, scale_lr)
+    return report_of(
+        Search(subject, tried, capacity, steps).run(sizes),
+        train.max_tokens_per_batch or train.per_device_train_batch_size,
+        unit="rows" if train.max_tokens_per_batch is None else "tokens", scale_lr=scale_lr, memory=capacity,
+        steps=steps, processes=processes, config=str(request.config), command=request.command,
     )  # fmt: skip
 
 
-def sections(found: Found) -> list[Section]:
-    """Returns the sections of the page."""
-    figure = Figure(SPEED, drawing(found), file="batch_find.svg")
-    return [
-        Section("Result", [*(Text(line.strip()) for line in words(found)), Code("\n".join(found["overrides"]))]),
-        Section("Sizes", [figure, _table(found), Text(_how(found))]),
-        Section("Command", [Code(found["command"], "bash")]),
-    ]
+def _free(processes: int) -> int:
+    """Returns the bytes that are free for a step of each process."""
+    import torch
 
-
-def _how(found: Found) -> str:
-    return (
-        "Each size trained two steps on the longest rows, which gave its peak of memory, and "
-        f"{found['steps']} steps of the run's own rows in each of two rounds, the second in the opposite order; a step "
-        "counts with the faster one. Rows per second are those of all processes, the median over steps. Gain: per "
-        "doubling, over the size before. "
-        f"Estimate: that of toolkit plan, corrected by the peaks of smaller sizes. Each of {found['processes']} "
-        f"processes may use {format_bytes(found['memory'])}."
-    )
-
-
-def write(found: Found, folder: Path) -> None:
-    """Writes `batch_find.json`, the page as HTML and Markdown, and the chart."""
-    title, lead = f"Micro-batches for {found['config']}", "\n".join(line.strip() for line in words(found))
-    write_json(folder / "batch_find.json", found)
-    write_text(folder / "batch_find.svg", sheet([drawing(found)]))
-    write_text(folder / "batch_find.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "batch_find.html", render.render_html(title, lead, sections(found)))
+    if torch.cuda.is_available():
+        free = min(torch.cuda.mem_get_info(device)[0] for device in range(torch.cuda.device_count()))
+    else:
+        free = int(SHARE * available_memory()) // processes
+    return max(0, free - OF_LIBRARIES)

@@ -106,6 +106,9 @@ def test_a_step_counts_with_its_faster_round_and_ratios_are_of_the_same_steps():
     assert fast.gain(slow) == pytest.approx(2.0)
 
 
+REQUEST = SimpleNamespace(load=lambda more: load(*more), launch=Launch(None, 1, {}))
+
+
 def searched(monkeypatch, outcomes: dict[int, list[Outcome]], capacity: int = 2**40) -> list[Tried]:
     """Returns what a search finds whose launches end as given; others train, with 1 MiB for each row."""
     cfg = load("train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=2")
@@ -128,8 +131,13 @@ def searched(monkeypatch, outcomes: dict[int, list[Outcome]], capacity: int = 2*
         return failed or [Outcome(result(tried, work)) for tried, work, _ in works]
 
     monkeypatch.setattr(Search, "_launched", launched)
-    made = Search(subject, lambda more: load(*more), capacity, Launch(None, 1, {}), {}, 1)
-    return made.run(sizes_of(cfg, 1, 8, 8, None))
+    return Search(subject, REQUEST, capacity, 1).run(sizes_of(cfg, 1, 8, 8, None))
+
+
+def report(found: list[Tried], configured: int) -> batch_find.MicroBatches:
+    return batch_find.report_of(
+        found, configured, unit="rows", scale_lr=None, memory=0, steps=1, processes=1, config="", command=""
+    )
 
 
 def test_a_search_ends_at_the_first_that_runs_out_of_memory(monkeypatch):
@@ -137,20 +145,17 @@ def test_a_search_ends_at_the_first_that_runs_out_of_memory(monkeypatch):
     assert [(each.size.micro_batch, each.fits) for each in found] == [(1, True), (2, True), (4, False)]
     assert found[-1].refused == "it does not fit: tried to allocate 2 GiB"
     assert [len(each.seconds) for each in found] == [2, 2, 0]
-    result = batch_find.found_of(found, 4, {"unit": "rows", "scale_lr": None})
-    assert (result["best"], result["largest"], result["faster"]) == (2, 2, None)
-    assert batch_find.words(result)[-1] == "Largest: 2 rows; with 4, it does not fit."
+    result = report(found, 4)
+    assert (result.best, result.largest, result.faster) == (2, 2, None)
+    assert result.verdict()[-1] == "Largest: 2 rows; with 4, it does not fit."
 
 
 def test_rounds_that_differ_are_told():
     calm, disturbed = tried(1, 4.0, 4.0, 4.0), tried(2, 2.0, 2.0, 2.0)
     for each, factor in ((calm, 1.1), (disturbed, 1.5)):
         each.seconds.append([seconds * factor for seconds in each.seconds[0]])
-    facts = {"unit": "rows", "scale_lr": None}
-    assert "differ" not in "\n".join(batch_find.words(batch_find.found_of([calm], 1, facts)))
-    assert batch_find.words(batch_find.found_of([calm, disturbed], 1, facts))[-1] == (
-        "The two rounds differ by up to 50%: repeat this on a quiet machine."
-    )
+    assert "differ" not in "\n".join(report([calm], 1).verdict())
+    assert "differ by up to 50%" in report([calm, disturbed], 1).verdict()[-1]
 
 
 def test_a_process_that_the_system_kills_had_too_little_memory(monkeypatch):
@@ -178,7 +183,7 @@ def test_without_a_size_that_fits_the_reason_is_the_error(monkeypatch):
 def test_settings_that_a_size_may_not_have_are_told(monkeypatch):
     made = [Size(3, 3, 8, {"train.per_device_train_batch_size": 0}), Size(8, 8, 8, {})]
     monkeypatch.setattr("toolkit.lab.batch_find.simulate", lambda subject: pytest.fail("was simulated"))
-    found = Search(None, lambda more: load(*more), 0, Launch(None, 1, {}), {}, 1).run(made[:1])
+    found = Search(None, REQUEST, 0, 1).run(made[:1])
     assert "train.per_device_train_batch_size" in found[0].refused
     assert found[0].estimate is None
 
