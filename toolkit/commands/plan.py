@@ -6,21 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from toolkit.base.errors import InputError
 from toolkit.base.outputs import output_file
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least
-from toolkit.config.sections import Config
-
-if TYPE_CHECKING:
-    from toolkit.api.task import Task
-    from toolkit.checks.check import Findings
-    from toolkit.lab.preflight import Found
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -65,10 +56,6 @@ def run_plan(arguments: argparse.Namespace) -> None:
         say(f"\nwritten to {output}")
 
 
-SIZES = "the sizes in parallel"
-"""What `validate` cannot check without processes, and this command checks with `--processes`."""
-
-
 def add_preflight(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, its YAML and the number of processes."""
     options.add_recipe(parser)
@@ -76,72 +63,19 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
 
 
 def run_preflight(arguments: argparse.Namespace) -> None:
-    """Checks everything that a run needs of this machine, and prints what is there.
-
-    Raises:
-        ConfigError: if the settings cannot be read.
-        InputError: with all problems.
-    """
-    from toolkit.base.console import quiet_libraries
-    from toolkit.recipe import validate
-
+    """Checks everything that a run needs of this machine, and prints what is there."""
     task_type, loaded = options.load(arguments)
+    from toolkit.base.console import print_table, quiet_libraries, say
+
     quiet_libraries()
-    cfg = loaded.config
-    from toolkit.lab.preflight import connect
+    from toolkit.lab.preflight import check_machine
 
-    connect(cfg)
-    findings = validate(task_type, arguments.config, arguments.overrides)
-    table = list(_ask(cfg, task_type(cfg), findings, arguments.processes))
-    problems = [*findings.problems, *(problem for found in table for problem in found.problems)]
-    unchecked = [f"  not checked: {each}" for each in findings.unchecked if not each.startswith(SIZES)]
-    if problems:
-        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        raise InputError("\n".join([f"{count} on this machine:", *(f"  - {each}" for each in problems), *unchecked]))
-    _show(table)
-    print("\n".join([f"{arguments.config}: this machine can start the run", *unchecked]))
-
-
-def _ask(cfg: Config, task: Task, findings: Findings, processes: int) -> Iterator[Found]:
-    """Yields what each check of the machine finds."""
-    from toolkit.base.errors import problems_of
-    from toolkit.checks.check import Case, ask
-    from toolkit.checks.run import CHECKS
-    from toolkit.lab import preflight
-    from toolkit.lab.preflight import Found, Needs, needs_of
-
-    world = processes * int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-    yield from preflight.inputs(cfg)
-    needs, reason = Needs(processes), "its settings or inputs are wrong"
-    if not findings.problems:
-        sizes = ask(CHECKS, Case(cfg, lambda _: task, processes=world), ["processes"]).problems
-        yield Found("processes", f"{processes} here" + (f", {world} in all" if world > processes else ""), sizes)
-        if not sizes:
-            found: list[Needs] = []
-            reasons = problems_of(lambda: found.append(needs_of(cfg, task, processes, world)))
-            needs, reason = (found or [needs])[0], " ".join(reasons)
-    if needs.memory is None:
-        yield Found("prediction", f"none: {reason or 'DeepSpeed keeps more than is known'}")
-    yield from preflight.folders(cfg, needs)
-    yield from preflight.stage(cfg, task)
-    yield from preflight.devices(needs)
-    yield preflight.port()
-    yield from preflight.trackers(cfg)
-
-
-def _show(table: list[Found]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from toolkit.base.console import rich_console
-
-    shown = Table(box=None, pad_edge=False, show_header=False)
-    shown.add_column()
-    shown.add_column(overflow="fold")
-    for found in table:
-        if found.shown:
-            shown.add_row(Text(found.what), Text(found.shown))
-    rich_console().print(shown)
+    found, unchecked = check_machine(
+        task_type, loaded.config, arguments.config, arguments.overrides, arguments.processes
+    )
+    print_table(f"{arguments.config}: this machine can start the run", found)
+    for line in unchecked:
+        say(line)
 
 
 SKIPPED, LEAST_SKIPPED, STEPS = 5, 2, 5

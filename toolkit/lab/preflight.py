@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 
 from toolkit.api.task import Task
 from toolkit.base.console import counted, format_bytes
-from toolkit.base.errors import DataError, problems_of
+from toolkit.base.errors import DataError, InputError, problems_of
 from toolkit.base.files import kind_of, read_json, why
 from toolkit.base.offline import SECONDS, prepare_download, read_fetched
+from toolkit.checks.check import Case, Findings, ask
+from toolkit.checks.run import CHECKS
 from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
 from toolkit.data.batching.workers import num_workers
@@ -26,47 +28,93 @@ from toolkit.data.staging import stage_problem
 from toolkit.footprint.simulate import Footprint, simulate
 from toolkit.lab.plan.estimates import estimated
 from toolkit.lab.plan.subject import subject_of
+from toolkit.recipe import validate
 from toolkit.system.launcher import FIRST_PORT, PORTS
 from toolkit.system.limits import available_memory, usable_cores
 
 
 @dataclass(frozen=True)
 class Found:
-    """The result of one check.
-
-    Args:
-        what: what was checked, as the first column of a table.
-        shown: what is there, for the second one; empty if it is not worth a line.
-        problems: one complete message for each problem.
-    """
+    """The result of one check."""
 
     what: str
     shown: str
+    """What is there; empty if it is not worth a line."""
     problems: tuple[str, ...] = ()
+    """A complete message for each."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run needs of each machine, as far as it can be predicted.
-
-    Args:
-        processes: processes on the machine.
-        memory: bytes of each process on its GPU, or in memory without GPUs; None if it is not known.
-        disk: bytes that the run writes into its folder.
-        files: number of files that it writes there.
-        cache: bytes of prepared rows.
-        shared: bytes of batches that data loader workers hold in shared memory.
-    """
+    """What a run needs of each machine, as far as it can be predicted."""
 
     processes: int
     memory: int | None = None
+    """Bytes of each process on its GPU, or in memory without GPUs; None if it is not known."""
     disk: int = 0
+    """Bytes that the run writes into its folder."""
     files: int = 100
     cache: int = 0
+    """Bytes of prepared rows."""
     shared: int = 0
+    """Bytes of batches that data loader workers hold in shared memory."""
 
 
-def existing(path: Path) -> Path:
+SIZES = "the sizes in parallel"
+"""What `validate` cannot check without processes, and this tool does."""
+
+
+def check_machine(
+    task_type: type[Task], cfg: Config, config: str, overrides: Sequence[str], processes: int
+) -> tuple[dict[str, str], list[str]]:
+    """Checks everything that a run needs of this machine.
+
+    Args:
+        task_type: the recipe's task.
+        cfg: the settings.
+        config: the YAML file.
+        overrides: the user's overrides.
+        processes: processes on this machine.
+
+    Returns:
+        What is there, by what was checked; and a line for each check that could not be made.
+
+    Raises:
+        InputError: with all problems.
+    """
+    connect(cfg)
+    findings = validate(task_type, config, overrides)
+    table = list(_ask(cfg, task_type(cfg), findings, processes))
+    problems = [*findings.problems, *(problem for found in table for problem in found.problems)]
+    unchecked = [f"  not checked: {each}" for each in findings.unchecked if not each.startswith(SIZES)]
+    if problems:
+        head = f"{counted(len(problems), 'problem')} on this machine:"
+        raise InputError("\n".join([head, *(f"  - {each}" for each in problems), *unchecked]))
+    return {found.what: found.shown for found in table if found.shown}, unchecked
+
+
+def _ask(cfg: Config, task: Task, findings: Findings, processes: int) -> Iterator[Found]:
+    """Yields what each check of the machine finds."""
+    world = processes * int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    yield from inputs(cfg)
+    needs, reason = Needs(processes), "its settings or inputs are wrong"
+    if not findings.problems:
+        sizes = ask(CHECKS, Case(cfg, lambda _: task, processes=world), ["processes"]).problems
+        yield Found("processes", f"{processes} here" + (f", {world} in all" if world > processes else ""), sizes)
+        if not sizes:
+            found: list[Needs] = []
+            reasons = problems_of(lambda: found.append(needs_of(cfg, task, processes, world)))
+            needs, reason = (found or [needs])[0], " ".join(reasons)
+    if needs.memory is None:
+        yield Found("prediction", f"none: {reason or 'DeepSpeed keeps more than is known'}")
+    yield from folders(cfg, needs)
+    yield from stage(cfg, task)
+    yield from devices(needs)
+    yield port()
+    yield from trackers(cfg)
+
+
+def _existing(path: Path) -> Path:
     """Returns the nearest folder around a path that exists, or the path itself."""
     return next(each for each in (path, *path.absolute().parents) if each.is_dir())
 
@@ -228,18 +276,8 @@ def _cache() -> Path:
 def _folder(
     what: str, folder: Path, needed: int, files: int, setting: str, tried: bool = True, locked: bool = False
 ) -> Found:
-    """Checks one folder.
-
-    Args:
-        what: its name in the table.
-        folder: the folder, or where it will be made.
-        needed: bytes that are written there.
-        files: number of files that are written there.
-        setting: what moves it to another disk.
-        tried: whether to check that files can be written.
-        locked: whether to check that files can be locked.
-    """
-    place, problems = existing(folder), []
+    """Checks that a folder, which may not exist, has room for `needed` bytes in `files` files; `setting` moves it."""
+    place, problems = _existing(folder), []
     use = f"set {setting} to a folder on another disk"
     if tried and (reason := _refusal(place, locked)):
         return Found(what, "", (f"{what}: {reason}; {use}",))
@@ -307,13 +345,7 @@ FILES_OF_CHECKPOINT, FILES_OF_RUN = 20, 100
 
 
 def needs_of(cfg: Config, task: Task, processes: int, world: int) -> Needs:
-    """Returns what a run needs of a machine.
-
-    Args:
-        cfg: the settings, which a run accepts.
-        task: the recipe's task.
-        processes: processes on the machine.
-        world: processes on all machines.
+    """Returns what a run needs of a machine that starts `processes` of its `world` processes.
 
     Raises:
         ToolkitError: if a step cannot be simulated.
