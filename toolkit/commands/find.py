@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from toolkit.api.task import Task
-from toolkit.base.errors import RunError
+from toolkit.base.errors import InputError
 from toolkit.base.outputs import output_file
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least
@@ -20,22 +20,27 @@ if TYPE_CHECKING:
 
 
 MOST_POINTS = 2000
+"""Steps of a plot at which the rate is computed."""
 
 
 def add_lr_plot(parser: argparse.ArgumentParser) -> None:
-    """Adds the recipe, its YAML, the image file and the number of processes."""
+    """Adds the recipe, its YAML, the file and the number of processes."""
     options.add_recipe(parser)
-    options.add(parser, "--output", default_text="lr.png", default="lr.png")
+    options.add(parser, "--output", default_text="lr.svg", default="lr.svg")
     options.add(parser, "--processes", default_text="1", default=1)
 
 
 def run_lr_plot(arguments: argparse.Namespace) -> None:
-    """Writes the plot, and prints peak, warm-up and number of steps."""
+    """Draws the rates as SVG, and prints peak, warm-up and number of steps."""
     path = output_file(arguments.output)
+    if path.suffix != ".svg":
+        raise InputError(f"--output: received {path}; the plot is an SVG, so the name must end in .svg")
     task_type, loaded = options.load(arguments)
     cfg = loaded.config
+    from toolkit.base.files import write_text
     from toolkit.checks.run import refuse_wrong_settings
-    from toolkit.document.plots import learning_rate
+    from toolkit.document.charts import line_chart
+    from toolkit.document.svg import sheet
     from toolkit.optim.schedules import factor_of, has_epochs, in_steps, is_cycled, momentum_of, peak_rate, warmup_steps
 
     task = task_type(cfg)
@@ -47,19 +52,23 @@ def run_lr_plot(arguments: argparse.Namespace) -> None:
         total, train = milestones.total_steps, in_steps(train, milestones.steps_per_epoch)
     factor, peak = factor_of(train, total), peak_rate(train)
     steps = sorted({round(i * (total - 1) / (MOST_POINTS - 1)) for i in range(MOST_POINTS)})
-    rates = [peak * factor(step) for step in steps]
-    momenta = [*map(momentum_of(train, total), steps)] if is_cycled(train) else []
-    try:
-        learning_rate([step + 1 for step in steps], rates, train.lr_scheduler_type, path, momenta)
-    except (OSError, ValueError) as error:
-        raise RunError(f"--output: cannot write {path}: {error}") from error
+    curves = {"learning rate": [peak * factor(step) for step in steps]}
+    if is_cycled(train):
+        curves["momentum"] = [*map(momentum_of(train, total), steps)]
+    numbers, title = [step + 1 for step in steps], train.lr_scheduler_type
+    drawings = [
+        line_chart({name: (numbers, values)}, title=title, x_label="optimizer step", y_label=name, zero=True)
+        for name, values in curves.items()
+    ]
+    write_text(path, sheet(drawings))
+    rates, momenta = curves["learning rate"], curves.get("momentum")
     highest = max(range(len(rates)), key=rates.__getitem__)
-    print(f"peak     {rates[highest]:.4g} at step {steps[highest] + 1}")
+    print(f"peak     {rates[highest]:.4g} at step {numbers[highest]}")
     print(f"warm-up  {warmup_steps(train, total)} steps")
     print(f"total    {total} steps, the last at {rates[-1]:.4g}")
     if momenta:
         lowest = min(range(len(momenta)), key=momenta.__getitem__)
-        print(f"momentum {momenta[0]:.4g} at first, {momenta[lowest]:.4g} at step {steps[lowest] + 1}")
+        print(f"momentum {momenta[0]:.4g} at first, {momenta[lowest]:.4g} at step {numbers[lowest]}")
     if train.lr_scheduler_type == "reduce_lr_on_plateau":
         print("From there the rate depends on evaluation results and cannot be drawn in advance.")
     print(f"written to {path}")

@@ -6,53 +6,17 @@ import io
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from textwrap import fill
 
 import numpy as np
 
 from toolkit.base.console import shorten
-from toolkit.base.files import written_whole
 from toolkit.document.charts import Line
 
-INK, TRAIN = "#333333", "#1f77b4"
+INK = "#333333"
 MOST_NAMED_CLASSES, MOST_LETTERS = 40, 24
 MOST_COUNTED_CLASSES = 15
 """Largest number of classes whose confusion matrix shows its counts."""
-
-
-def learning_rate(
-    steps: Sequence[int], rates: Sequence[float], title: str, path: Path, momenta: Sequence[float] = ()
-) -> None:
-    """Plots the learning rate over the steps.
-
-    Args:
-        steps: step numbers, from 1.
-        rates: learning rate of each step.
-        title: title of the plot.
-        path: the image file to write; its suffix determines the format.
-        momenta: the momentum of each step, if it is cycled, with an axis of its own.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 2.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    axes.plot(steps, rates, color=TRAIN)
-    axes.set_title(title, color=INK, loc="left")
-    axes.set_ylabel("learning rate", color=INK)
-    axes.set_xlabel("optimizer step", color=INK)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if momenta:
-        other = axes.twinx()
-        other.plot(steps, momenta, color=INK, linestyle="--")
-        other.set_ylabel("momentum (dashed)", color=INK)
-        other.spines[["top"]].set_visible(False)
-    with written_whole(path, "wb") as file:
-        figure.savefig(file, dpi=120, format=path.suffix.removeprefix(".") or "png")
 
 
 def curves(charts: Sequence[tuple[str, str, Mapping[str, Line]]]) -> bytes:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 FOLDER = "folds"
-CONFIDENCE = 0.95
 HOW = (
     "Each training row is a validation row in exactly one fold, and a training row in the others. The 95 % interval of "
     "the mean is that of a t test with the variance of Nadeau and Bengio (2003), because folds share most of their "

@@ -29,13 +29,13 @@ def test_the_picture_has_the_steps_and_the_rates_of_the_run(tmp_path, monkeypatc
     train("reviews", tmp_path / "run", *FEW, "eval.eval_steps=null")
     steps = lines(tmp_path / "run", "loss")
     capsys.readouterr()
-    plot("--output", str(tmp_path / "lr.png"), *FEW)
+    plot("--output", str(tmp_path / "lr.svg"), *FEW)
     shown = capsys.readouterr().out
     assert f"total    {len(steps)} steps, the last at {steps[-1]['learning_rate']:.4g}" in shown
     assert "peak     0.001 at step 2" in shown
     assert "warm-up  1 steps" in shown
-    assert (tmp_path / "lr.png").read_bytes().startswith(b"\x89PNG")
-    plot("--output", str(tmp_path / "lr.png"), "--processes", "2", *FEW)
+    assert (tmp_path / "lr.svg").read_text().startswith("<svg")
+    plot("--output", str(tmp_path / "lr.svg"), "--processes", "2", *FEW)
     assert f"total    {(len(steps) + 1) // 2} steps" in capsys.readouterr().out
 
 
@@ -45,7 +45,7 @@ def test_a_momentum_and_lengths_in_epochs_are_those_of_the_run(tmp_path, capsys)
            "train.gradient_accumulation_steps=1", "data.validation_split=0", "eval.eval_steps=null")  # fmt: skip
     plot(
         "--output",
-        str(tmp_path / "lr.png"),
+        str(tmp_path / "lr.svg"),
         *few,
         "train.lr_scheduler_type=cyclic",
         f"train.lr_scheduler_kwargs={cycle}",
@@ -67,5 +67,7 @@ def test_a_given_number_of_steps_needs_no_rows(tmp_path, monkeypatch, capsys):
 def test_what_cannot_be_drawn_is_said(tmp_path):
     with pytest.raises(ConfigError, match="exponential requires it"):
         plot("train.max_steps=3", "train.lr_scheduler_type=exponential")
+    with pytest.raises(InputError, match=r"must end in \.svg"):
+        plot("--output", str(tmp_path / "lr.png"), "train.max_steps=3")
     with pytest.raises(InputError, match="--output: there is no folder"):
-        plot("--output", str(tmp_path / "none" / "lr.png"), "train.max_steps=3")
+        plot("--output", str(tmp_path / "none" / "lr.svg"), "train.max_steps=3")
