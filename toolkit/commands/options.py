@@ -146,14 +146,7 @@ FORMER = {
 
 
 def add(parser: Parser, name: str, default_text: str | None = None, **settings: Any) -> None:
-    """Adds one of `ARGUMENTS` to a command.
-
-    Args:
-        parser: the command's parser, or one of its groups.
-        name: name of the argument.
-        default_text: description of the default for the help text.
-        **settings: further parameters of `add_argument`, such as `required` or `default`.
-    """
+    """Adds one of `ARGUMENTS` to a command, with the text of its default and further parameters of `add_argument`."""
     shared = ARGUMENTS[name]
     text = shared["help"] if default_text is None else f"{shared['help']} (default: {default_text})"
     parser.add_argument(name, **{**shared, **settings, "help": text})

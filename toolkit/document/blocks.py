@@ -34,12 +34,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Pictured:
-    """A cell of a table that shows a small image above its text.
-
-    Args:
-        text: the text below the image; Markdown shows only the text.
-        picture: the bytes of a PNG or JPEG.
-    """
+    """A cell of a table that shows a small PNG or JPEG above its text; Markdown shows only the text."""
 
     text: str
     picture: bytes
@@ -47,12 +42,7 @@ class Pictured:
 
 @dataclass(frozen=True)
 class Choice:
-    """A cell of a table with a box that chooses a run of the page's `Overlay` (in HTML, by the page's script).
-
-    Args:
-        text: the text shown.
-        run: place of the run in `Overlay.runs`.
-    """
+    """A cell of a table with a box that chooses a run of the page's `Overlay`, by its place (in HTML)."""
 
     text: str
     run: int
@@ -68,12 +58,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Code:
-    """Preformatted text: a command, a file, or predictions line by line.
-
-    Args:
-        text: the lines.
-        language: language for syntax highlighting in Markdown.
-    """
+    """Preformatted text: a command, a file, or predictions line by line; the language is for Markdown."""
 
     kind: ClassVar[str] = "code"
     text: str
@@ -156,12 +141,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Folded:
-    """Blocks that are collapsed until they are opened.
-
-    Args:
-        title: text to click on.
-        blocks: the collapsed blocks.
-    """
+    """Blocks that are collapsed until their title is clicked."""
 
     kind: ClassVar[str] = "folded"
     title: str
@@ -202,12 +182,7 @@ Block = Text | Code | Highlights | Table | Figure | Gallery | Folded | Overlay
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of a report.
-
-    Args:
-        title: its heading.
-        blocks: its content.
-    """
+    """A titled part of a report."""
 
     title: str
     blocks: Sequence[Block]

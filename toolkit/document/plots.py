@@ -20,14 +20,7 @@ MOST_COUNTED_CLASSES = 15
 
 
 def curves(charts: Sequence[tuple[str, str, Mapping[str, Line]]]) -> bytes:
-    """Plots curves over the steps of a run, two per row.
-
-    Args:
-        charts: title, label of the vertical axis, and lines by name.
-
-    Returns:
-        The bytes of a PNG.
-    """
+    """Plots curves over the steps of a run, two per row, as PNG; a chart is a title, a label and lines by name."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -55,15 +48,7 @@ def curves(charts: Sequence[tuple[str, str, Mapping[str, Line]]]) -> bytes:
 
 
 def confusion(counts: np.ndarray, labels: Sequence[str]) -> bytes:
-    """Plots a confusion matrix; the shade is the share of the true class.
-
-    Args:
-        counts: `[classes, classes]` number of rows, true by predicted.
-        labels: names of the classes.
-
-    Returns:
-        The bytes of a PNG.
-    """
+    """Plots a confusion matrix `[true, predicted]` as PNG; the shade is the share of the true class."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

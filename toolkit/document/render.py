@@ -56,13 +56,7 @@ def line(value: Any) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], marked_up: bool = False) -> str:
-    """Returns a Markdown table.
-
-    Args:
-        header: the header.
-        rows: cells as those of `toolkit.document.blocks.Table`.
-        marked_up: whether the cells are Markdown already; otherwise they are shown as they are.
-    """
+    """Returns a Markdown table of cells as those of `Table`; `marked_up` ones are Markdown already."""
     lines = [header, *([shown(value) for value in row] for row in rows)]
     shown_cell = str if marked_up else line
     escaped = ([shown_cell(value).replace("|", "\\|") for value in each] for each in lines)
@@ -166,7 +160,7 @@ COLUMNS, ROWS = 66, 14
 def text_chart(
     xs: Sequence[float], ys: Sequence[float], marks: Mapping[str, float], x_label: str, y_label: str
 ) -> list[str]:
-    """Draws a line over a logarithmic horizontal axis.
+    """Draws a line over a logarithmic horizontal axis, in lines of at most 80 characters.
 
     Args:
         xs: `[N]` positive values.
@@ -174,9 +168,6 @@ def text_chart(
         marks: values of x to mark, by a letter each.
         x_label: label of the horizontal axis.
         y_label: label of the vertical axis.
-
-    Returns:
-        Lines of at most 80 characters.
     """
     x = axis(np.asarray(xs, dtype=float), 0, COLUMNS - 1, log=True)
     y = axis(np.asarray(ys, dtype=float), ROWS - 1, 0)

@@ -60,12 +60,7 @@ def text(words: str, x: float, y: float, anchor: str = "start", kind: str = "sof
 
 
 def coloured(number: int, *parts: str) -> str:
-    """Returns elements in the colour of a series; a page may define the colour.
-
-    Args:
-        number: number of the series, from 0.
-        *parts: SVG elements.
-    """
+    """Returns elements in the colour of the series with this number, from 0; a page may define the colour."""
     colour = COLOURS[number % len(COLOURS)]
     return f'<g class="s{number % len(COLOURS)}" stroke="{colour}" fill="{colour}">{"".join(parts)}</g>'
 

@@ -119,14 +119,7 @@ SCALES = {"linear": 1.0, "sqrt": 0.5}
 
 @dataclass(frozen=True)
 class Size:
-    """A micro-batch to try.
-
-    Args:
-        micro_batch: its rows, or its tokens if the run has a budget of tokens.
-        rows: rows of it at most, if they are the longest.
-        window: rows of a step on each data rank.
-        settings: the settings that make it, by dotted key.
-    """
+    """A micro-batch to try, in tokens if the run has a budget of them; `window` counts the rows of a data rank's step."""
 
     micro_batch: int
     rows: int

@@ -57,11 +57,7 @@ class Entry:
 
 
 def entry_of(record: Record, folder: Path) -> Entry:
-    """Returns what is known of a run.
-
-    Args:
-        record: its record.
-        folder: the folder of all runs.
+    """Returns what is known of a run, whose name is relative to the folder of all runs.
 
     Raises:
         InputError: if its `metrics.jsonl` cannot be read.
@@ -101,15 +97,10 @@ def text_of(value: Any) -> str:
 
 
 def refuse_unknown(names: Iterable[str], entries: Sequence[Entry], option: str) -> None:
-    """Refuses names that no run has.
-
-    Args:
-        names: the names to check.
-        entries: the runs.
-        option: the option that received the names, for the error.
+    """Refuses names that no run has, and suggests similar ones; the error names the option.
 
     Raises:
-        InputError: if there is no such setting or result; suggests similar names.
+        InputError: if there is no such setting or result.
     """
     known = dict.fromkeys(name for entry in entries for name in entry.values)
     for name in names:
@@ -131,13 +122,7 @@ ORDERED: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on one setting or result.
-
-    Args:
-        name: name of the setting or result.
-        sign: the comparison.
-        value: the value to compare with.
-    """
+    """A condition on one setting or result."""
 
     name: str
     sign: str
@@ -270,13 +255,7 @@ ORDER = ("loss", "eval_loss")
 
 
 def render(entries: Sequence[Entry], columns: Sequence[str], title: str) -> str:
-    """Returns the page as one HTML file.
-
-    Args:
-        entries: the runs.
-        columns: names of the columns of the table.
-        title: title of the page.
-    """
+    """Returns the page as one HTML file; the columns are those of its table."""
     unfinished = sum(not entry.record.finished for entry in entries)
     lead = counted(len(entries), "run") + (f", {unfinished} not finished" if unfinished else "")
     drawn = overlay(entries)

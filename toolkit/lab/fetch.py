@@ -58,10 +58,7 @@ _BYTES = 2**22
 
 
 class Target:
-    """A fetched folder that is being written.
-
-    Args:
-        folder: the folder; it exists and is locked.
+    """A fetched folder that is being written; it exists and is locked.
 
     Raises:
         InputError: if it holds anything that `toolkit fetch` did not write.
@@ -98,9 +95,7 @@ class Target:
     def has(self, key: str, source: Source) -> bool:
         """Keeps what the folder already has of a setting, if all of its files are as they were written.
 
-        Args:
-            key: dotted key of the setting.
-            source: what the folder is to have; without a commit, that of the folder counts, if the revision is equal.
+        Without a commit in `source`, that of the folder counts, if the revision is equal.
         """
         former = self.former.sources.get(key)
         if former is None or (former.value, former.config) != (source.value, source.config):
@@ -114,15 +109,7 @@ class Target:
         return True
 
     def copy(self, source: Path, name: str) -> None:
-        """Copies a file, unless the folder has it.
-
-        Args:
-            source: the file.
-            name: its path in the folder.
-
-        Raises:
-            OSError: if it cannot be read or written.
-        """
+        """Copies a file to `name` in the folder, unless the folder has it."""
         place = self.folder / name
         digest = file_sha256(source)
         size = source.stat().st_size
@@ -197,13 +184,7 @@ def _remove_empty(folder: Path) -> None:
 
 
 def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]) -> str | None:
-    """Returns the commit that a revision is now; None for a local folder, or if the Hub does not say.
-
-    Args:
-        name: Hub id or folder.
-        revision: branch, tag or commit; None means `main`.
-        kind: what it is.
-    """
+    """Returns the commit that a revision is now; None for a local folder, or if the Hub does not say."""
     from huggingface_hub import HfApi, constants
 
     prepare_download(name)
@@ -333,13 +314,7 @@ COMMIT_CHARS = 40
 
 
 def model_source(model: ModelConfig) -> tuple[Path, str | None]:
-    """Returns the folder with a model's files, downloaded if need be, and its commit.
-
-    Args:
-        model: the settings, with `name_or_path`.
-
-    Returns:
-        The folder, and the commit of the Hub; None for a local folder.
+    """Returns the folder with a model's files, downloaded if need be, and its commit; None for a local folder.
 
     Raises:
         InputError: if there is no such model.
@@ -411,12 +386,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def fetch_prepared(target: Target, cfg: Config, make_task: Callable[[Config], Task]) -> None:
-    """Reads, checks and tokenises the rows, and keeps the result in the folder.
-
-    Args:
-        target: the folder, with a manifest and everything else that the run reads.
-        cfg: the settings, with `offline_dir`.
-        make_task: creates the recipe's task from settings.
+    """Reads, checks and tokenises the rows, and keeps the result in the folder, which `cfg.offline_dir` names.
 
     Raises:
         ToolkitError: if the rows or the model cannot be used.

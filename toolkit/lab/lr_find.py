@@ -246,11 +246,7 @@ class _Over(Exception):  # noqa: N818 - not an error
 
 
 class Curve(Callback):
-    """Records the loss after each update, and ends the run once it diverges.
-
-    Args:
-        steps: steps of the test.
-    """
+    """Records the loss after each update, and ends the run after `steps` steps, or once it diverges."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.ended = steps, "finished"
@@ -302,15 +298,7 @@ class RunningMean:
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains with a rising rate.
-
-    Args:
-        job: `recipe` and `config` (files), `overrides`, and optionally `float64`: whether to compute in float64.
-
-    Returns:
-        `curve`: the rate of each update, and the mean loss per item after it; and `ended`: `finished`, `diverged`, or
-        `not finite` if a gradient or a parameter was not.
-    """
+    """Trains with a rising rate, in float64 if `float64` says so; returns `curve` and `ended` of `LearningRates`."""
     from toolkit.engine import fit
     from toolkit.run import prepared_run
 

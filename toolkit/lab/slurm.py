@@ -90,13 +90,7 @@ class Job:
 
 
 def cores_of(cfg: Config, task: Task, processes: int) -> int:
-    """Returns the cores that each process of a run needs.
-
-    Args:
-        cfg: the settings.
-        task: the recipe's task.
-        processes: processes on a machine, of which the first prepares the rows.
-    """
+    """Returns the cores that each process of a run needs, where the first one of a machine prepares the rows."""
     asked = cfg.train.dataloader_num_workers
     workers = asked if isinstance(asked, int) else WORKERS if reads_files(task) else 0
     return max(OWN_CORES + workers, math.ceil((cfg.data.preprocessing_num_workers or 1) / processes))

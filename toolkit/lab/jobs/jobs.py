@@ -42,13 +42,7 @@ _OF_RANKS = {OWN_LAUNCHER, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE
 
 @dataclass(frozen=True)
 class Trial:
-    """A call of a function in `toolkit.lab.worker.WORK`, in separate processes.
-
-    Args:
-        work: key of the function in `WORK`.
-        arguments: its argument, a JSON object.
-        outcome: the file for its result or error.
-    """
+    """A call of a function in `toolkit.lab.worker.WORK`, in separate processes; `outcome` gets its result or error."""
 
     work: str
     arguments: Mapping[str, Any]
@@ -57,13 +51,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended.
-
-    Args:
-        result: the function's result on the first rank, or None if the trial failed.
-        error: why it failed, or None.
-        died: exit code of processes that ended without reporting an error (negative for a signal), or None.
-    """
+    """How a trial ended; `died` is the exit code of processes that ended without an error (negative for a signal)."""
 
     result: Any = None
     error: str | None = None
@@ -194,13 +182,7 @@ def _death(code: int, timeout: float | None, log: Path) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """How the processes of a run are started.
-
-    Args:
-        file: configuration of `accelerate launch`, or None.
-        processes: number of processes.
-        environ: the environment variables that this file sets and that a run's settings depend on.
-    """
+    """How the processes of a run are started; `environ` are variables of the file that a run's settings depend on."""
 
     file: Path | None
     processes: int
@@ -275,16 +257,7 @@ digest_of = lru_cache(fingerprint)
 def training_job(
     recipe: Path, config: Path, overrides: Sequence[str], cfg: Config, launch: Launch, code: str
 ) -> dict[str, Any]:
-    """Returns everything that the results of a training depend on.
-
-    Args:
-        recipe: the recipe's file.
-        config: the YAML file.
-        overrides: the overrides of the training, apart from its output folder.
-        cfg: the configuration that it has with them.
-        launch: how its processes are started.
-        code: digest of the toolkit's and the recipe's code.
-    """
+    """Returns everything that the results of a training depend on; `code` is a digest of the toolkit and the recipe."""
     data, places = cfg.data, ("output_dir", "offline_dir", "seed")
     return {
         "recipe": str(recipe.absolute()),
@@ -345,12 +318,12 @@ def run_job(
     further: Mapping[str, Any],
     noted: Callable[[], Mapping[str, Any]] = dict,
 ) -> str | None:
-    """Runs a training in processes of its own, in the subfolder `run` of its folder, and removes its checkpoints.
+    """Runs a training in the subfolder `run` of its folder, which is emptied first, and removes its checkpoints.
 
     Args:
         work: the function in `toolkit.lab.worker.WORK`.
         job: the job.
-        folder: the training's folder, which is emptied first.
+        folder: the training's folder.
         launch: how processes are started.
         further: arguments of the function that results do not depend on.
         noted: returns what is added to the measurements when it has ended.

@@ -46,11 +46,7 @@ class Technique:
 
 
 def techniques(processes: int) -> list[Technique]:
-    """Returns the strategies for a number of processes, or for the least number that they need.
-
-    Args:
-        processes: number of processes, at least 2.
-    """
+    """Returns the strategies for a number of processes, at least 2, or for the least number that they need."""
     n = str(processes)
     four, eight = max(4, processes + processes % 2), max(8, processes + -processes % 4)
     hybrid = {"parallel.replicas": "2", "parallel.fsdp": str(four // 2)}
