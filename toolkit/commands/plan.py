@@ -9,6 +9,7 @@ import argparse
 import shlex
 
 from toolkit.base.errors import InputError
+from toolkit.base.files import expanded
 from toolkit.base.outputs import output_file
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least

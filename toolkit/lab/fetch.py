@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit.api.task import Task
-from toolkit.base.console import warn
-from toolkit.base.errors import InputError, pretrained_error
+from toolkit.base.console import counted, format_bytes, warn
+from toolkit.base.errors import InputError, RunError, pretrained_error
 from toolkit.base.files import (
     expanded,
     file_sha256,
@@ -22,6 +22,7 @@ from toolkit.base.files import (
     read_json,
     remove_leftovers,
     temporary_file,
+    why,
     write_json,
     written_folder,
 )
@@ -39,6 +40,9 @@ from toolkit.base.offline import (
     read_fetched,
 )
 from toolkit.base.run_folder import RunFolder
+from toolkit.checkpoint.output_folder import Claimed, OutputLock
+from toolkit.checks.check import Told
+from toolkit.checks.run import refuse_wrong_settings
 from toolkit.config.paths import files_of
 from toolkit.config.sections import Config, DataConfig, ModelConfig
 from toolkit.data.columns import columns_in, used_columns
@@ -47,6 +51,7 @@ from toolkit.data.readers.raw import Reading
 from toolkit.data.row_cache import FOLDER, LOCK_SUFFIX
 from toolkit.data.sources import SPLITS, folder_of, load_hub, read_rows
 from toolkit.data.table import PROGRESS_FROM_BYTES, progress_bars
+from toolkit.recipe import load_settings
 
 if TYPE_CHECKING:
     import datasets
@@ -385,18 +390,11 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def fetch_prepared(target: Target, cfg: Config, make_task: Callable[[Config], Task]) -> None:
-    """Reads, checks and tokenises the rows, and keeps the result in the folder, which `cfg.offline_dir` names.
-
-    Raises:
-        ToolkitError: if the rows or the model cannot be used.
-    """
-    from toolkit.checkpoint.output_folder import Claimed
-    from toolkit.checks.run import refuse_wrong_settings
+def _fetch_prepared(target: Target, cfg: Config, task: Task) -> None:
+    """Reads, checks and tokenises the rows, and keeps the result in the folder, which `cfg.offline_dir` names."""
     from toolkit.distributed.launch import build_accelerator
     from toolkit.prepare.inputs import read_inputs
 
-    task = make_task(cfg)
     refuse_wrong_settings(cfg, task)
     with written_folder(target.folder / PREPARED) as folder:
         with _cache_in(folder), TemporaryDirectory(prefix="fetch-") as output:
@@ -424,3 +422,79 @@ def _cache_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         datasets.config.HF_DATASETS_CACHE = former
+
+
+COMMIT = 8
+"""Characters of a commit that are shown."""
+
+
+def fetch(
+    task_type: type[Task], config: str, overrides: Sequence[str], folder: Path, prepare: bool
+) -> tuple[Target, Fetched]:
+    """Writes the model, the processor and the rows of a run into a folder.
+
+    Args:
+        task_type: the recipe's task.
+        config: the YAML file.
+        overrides: the user's overrides.
+        folder: the folder, which is made.
+        prepare: whether rows are checked and tokenised, too.
+
+    Raises:
+        ConfigError: if a setting is invalid.
+        InputError: if there is no such model or dataset, or the folder cannot be used.
+        RunError: if the folder cannot be written.
+    """
+    cfg = load_settings(task_type, config, [*overrides, "offline_dir=null"], told=Told()).config
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with OutputLock(folder):
+            target = Target(folder)
+            _fetch_inputs(target, cfg, task_type(cfg))
+            target.keep_prepared()
+            found = target.finish()
+            if prepare:
+                cfg = load_settings(task_type, config, [*overrides, f"offline_dir={folder}"], told=Told()).config
+                _fetch_prepared(target, cfg, task_type(cfg))
+                found = target.finish()
+    except FileExistsError as error:
+        raise InputError(f"--to: {folder} is a file; name a folder") from error
+    except OSError as error:
+        place = Path(str(error.filename)) if error.filename else folder
+        raise RunError(f"cannot write {folder}: {place}: {why(error, place)}") from error
+    return target, found
+
+
+def _fetch_inputs(target: Target, cfg: Config, task: Task) -> None:
+    """Writes everything that a run reads, except prepared rows."""
+    model = cfg.model
+    if model.name_or_path is not None:
+        now = commit_of(model.name_or_path, model.revision, "model")
+        source = Source(model.name_or_path, MODEL_FOLDER, model.revision, None, now)
+        if not target.has(MODEL, source):
+            folder, commit = model_source(replace(model, revision=source.commit or model.revision))
+            for name in model_file_names(folder, model):
+                target.copy(folder / name, f"{MODEL_FOLDER}/{name}")
+            target.sources[MODEL] = replace(source, commit=commit)
+    if cfg.data.dataset_name is not None:
+        fetch_dataset(target, cfg.data)
+    fetch_files(target, cfg, task)
+    if not target.sources:
+        raise InputError("this run reads no model, dataset or file, so there is nothing to fetch")
+
+
+def lines(target: Target, found: Fetched) -> Iterator[str]:
+    """Yields what the folder has, and what was done, as lines."""
+    for name, reason in target.damaged.items():
+        yield f"replaced: {name} {reason}" if name in found.files else f"removed: {name} {reason}"
+    for key, source in found.sources.items():
+        yield f"{key}: {source.value}" + (f" (commit {source.commit[:COMMIT]})" if source.commit else "")
+    parts: dict[str, list[int]] = {}
+    for name, entry in found.files.items():
+        parts.setdefault(name.partition("/")[0], []).append(entry.bytes)
+    for part, sizes in parts.items():
+        yield f"  {part}: {counted(len(sizes), 'file')}, {format_bytes(sum(sizes))}"
+    new = sum(found.files[name].bytes for name in target.written)
+    what = f"wrote {counted(len(target.written), 'file')}, {format_bytes(new)}" if target.written else "nothing to do"
+    yield f"{what}; {found.folder} has {counted(len(found.files), 'file')}"
+    yield f"use it: offline_dir={found.folder}"
