@@ -119,7 +119,7 @@ SCALES = {"linear": 1.0, "sqrt": 0.5}
 
 @dataclass(frozen=True)
 class Size:
-    """A micro-batch to try, in tokens if the run has a budget of them; `window` is the rows of a step on a data rank."""
+    """A micro-batch to try, in tokens if the run has a budget of them; `window` counts the rows of each data rank."""
 
     micro_batch: int
     rows: int

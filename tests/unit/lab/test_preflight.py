@@ -37,7 +37,7 @@ def settings(tmp_path: Path) -> Any:
 def test_a_machine_without_faults_passes(tmp_path, capsys):
     assert run_command("preflight", *CONFIG, "--processes", "2", f"output_dir={tmp_path}/run") == 0
     said = capsys.readouterr().out
-    lines = {line.split("  ")[0] for line in said.splitlines()}
+    lines = {line.strip().split("  ")[0] for line in said.splitlines()}
     assert lines >= {"processes", "output_dir", "cache", "temporary folder", "GPUs", "memory", "cores"}
     assert "smoke.yaml: this machine can start the run" in said
     assert "sizes in parallel" not in said
