@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from toolkit.base.errors import InputError
 from toolkit.base.files import expanded
 from toolkit.catalog.entries import CATALOG, DEFAULT_FOLDER
 from toolkit.commands import options
 from toolkit.commands.options import Command
-
-if TYPE_CHECKING:
-    pass
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
