@@ -298,17 +298,11 @@ def load(arguments: argparse.Namespace) -> tuple[type[Task], Loaded]:
 
 
 def request(arguments: argparse.Namespace, suffix: str, processes: int | None = None, least: int = 1) -> Request:
-    """Returns the request of a command for a tool.
-
-    Args:
-        arguments: those of the command, with `--launch` if it has it.
-        suffix: what the name of its output folder adds to that of the run, if it is not set.
-        processes: processes of a run, if `--processes` does not have their number.
-        least: fewest processes.
+    """Returns the request of a command for a tool; the name of its output folder is that of the run and `suffix`.
 
     Raises:
         ConfigError: if a setting is invalid.
-        InputError: if the recipe cannot be loaded, or the processes cannot be started.
+        InputError: if the recipe cannot be loaded, or `least` processes cannot be started.
     """
     task_type, loaded = load(arguments)
 

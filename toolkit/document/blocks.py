@@ -125,13 +125,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Figures side by side, as many as fit.
-
-    Args:
-        figures: the figures.
-        title: description of all of them.
-        file: name of an image file of all figures, for Markdown; if empty, Markdown shows each figure's own file.
-    """
+    """Figures side by side, as many as fit; `file` has all of them, for Markdown, or each has its own."""
 
     kind: ClassVar[str] = "gallery"
     figures: Sequence[Figure]

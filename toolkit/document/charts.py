@@ -21,16 +21,7 @@ from toolkit.document.svg import COLOURS, LETTER, WIDTH, Drawing, coloured, text
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis, which maps values to pixels.
-
-    Args:
-        low: value at its start.
-        high: value at its end.
-        start: pixel of `low`.
-        end: pixel of `high`.
-        ticks: values and labels of the ticks.
-        log: whether the axis is logarithmic.
-    """
+    """An axis, which maps the values from `low` to `high` to the pixels from `start` to `end`."""
 
     low: float
     high: float
@@ -99,12 +90,7 @@ def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def number_text(value: float, step: float) -> str:
-    """Returns the label of a tick.
-
-    Args:
-        value: its value.
-        step: distance to the next tick, which determines the number of digits.
-    """
+    """Returns the label of a tick; the distance to the next one, `step`, determines the number of digits."""
     value = 0.0 if abs(value) < step * 1e-6 else value
     largest = max(abs(value), step)
     for unit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -252,12 +238,7 @@ def _line(
 
 
 def thinned(values: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
-    """Returns the indices of the points to draw: the lowest and the highest of each interval, so no peak is lost.
-
-    Args:
-        values: `[N]` values.
-        most: number of points up to which all are drawn; of more, about as many with the first and the last.
-    """
+    """Returns the indices of about `most` of `[N]` points: the lowest and the highest of each interval."""
     if len(values) <= most:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), most // 2 + 1).astype(int)
@@ -313,13 +294,7 @@ RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37
 
 
 def colours(scores: Sequence[float | None], metric: str | None, greater: bool) -> tuple[list[str], list[str]]:
-    """Returns a colour for each score, grey for missing ones, and the legend as SVG elements.
-
-    Args:
-        scores: the scores, None for missing ones.
-        metric: their name, or None for no colours.
-        greater: whether a greater score is better.
-    """
+    """Returns a colour for each score, grey for missing ones, and the legend as SVG elements."""
     known = [score for score in scores if score is not None]
     if metric is None or not known:
         return ["#888888"] * len(scores), []

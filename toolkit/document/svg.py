@@ -47,15 +47,7 @@ class Drawing:
 
 
 def text(words: str, x: float, y: float, anchor: str = "start", kind: str = "soft") -> str:
-    """Returns an SVG text element.
-
-    Args:
-        words: the text, which is escaped.
-        x: horizontal position in pixels.
-        y: vertical position in pixels.
-        anchor: `start`, `middle` or `end`.
-        kind: CSS class.
-    """
+    """Returns an SVG text element at a place in pixels; `anchor` is `start`, `middle` or `end`, `kind` a CSS class."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 

@@ -136,14 +136,8 @@ def sizes_of(cfg: Config, longest: int, most_rows: int, reference: float, scale:
     """Returns the sizes to try, the smallest first.
 
     Up to the configured window, the window stays and accumulation changes, so that every size trains the same steps.
-    With a rule for the learning rate, windows then double up to `most_rows`.
-
-    Args:
-        cfg: the configuration.
-        longest: tokens of the longest row.
-        most_rows: rows of the largest window on each data rank.
-        reference: rows of a step on each data rank for which the configured rate is meant.
-        scale: key of `SCALES`, or None if the rate stays.
+    With a rule for the learning rate (`scale`), windows then double up to `most_rows`. Rows are those of a data rank;
+    `reference` are those of a step for which the configured rate is meant, and `longest` the tokens of the longest row.
     """
     train, window = cfg.train, window_of(cfg)
     by_tokens = train.max_tokens_per_batch is not None
@@ -208,24 +202,19 @@ KILLED = -9
 
 @dataclass
 class Tried:
-    """A size and what is known of it.
-
-    Args:
-        size: the size.
-        estimate: bytes at the peak of a step that the plan expects on each device, corrected by smaller sizes; None if
-            its settings are refused.
-        peak: measured bytes, on the longest rows, of the rank that needs the most; None if it was not trained.
-        seconds: seconds of each timed step, `[rounds][steps]`; every round has the same steps.
-        rows: rows of each step, over all processes.
-        refused: why it cannot be used, or None.
-    """
+    """A size and what is known of it."""
 
     size: Size
     estimate: int | None
+    """Bytes at the peak of a step that the plan expects on each device, scaled by the peaks of smaller sizes."""
     peak: int | None = None
+    """Measured bytes, on the longest rows, of the rank that needs the most."""
     seconds: list[list[float]] = field(default_factory=list)
+    """Those of each timed step, `[rounds][steps]`; every round has the same steps."""
     rows: list[float] = field(default_factory=list)
+    """Rows of each step, over all processes."""
     refused: str | None = None
+    """Why it cannot be used."""
 
     @property
     def rates(self) -> np.ndarray:

@@ -30,53 +30,40 @@ IS_HOST = '"is_host=$([ "$SLURM_NODEID" -eq 0 ] && echo true || echo false)"'
 
 @dataclass(frozen=True)
 class Job:
-    """A job to write.
-
-    Args:
-        command: the command line that writes it.
-        work: what it runs.
-        words: arguments of `toolkit <work>`: recipe, configuration, options and overrides.
-        name: name of the job.
-        nodes: number of machines.
-        gpus: GPUs of each machine; 0 trains on their CPUs.
-        cpus: cores of each process.
-        seconds: time limit.
-        lead: seconds between the signal and the time limit.
-        launcher: what starts the processes.
-        multi_node: configuration file of `accelerate launch` for several machines.
-        activate: shell command that makes `toolkit` available; empty if it is.
-        output_dir: output folder of the run; with `seed`, the folder with those of all tasks.
-        array: number of tasks of an array, or None.
-        seed: the seed of the first task, if each task of the array has its own.
-        interface: network interface between the machines, or None for what the libraries choose.
-        offline: whether nothing is asked of the Hub.
-        trackers: trackers of the run.
-        options: further options of `sbatch`, without dashes.
-        preflight: whether each machine is checked first.
-        staged: whether the settings copy the data to each machine.
-    """
+    """A job to write."""
 
     command: Sequence[str]
+    """The command line that writes it."""
     work: Work
     words: Sequence[str]
+    """Arguments of `toolkit <work>`: recipe, configuration, options and overrides."""
     name: str
     nodes: int
     gpus: int
+    """GPUs of each machine; 0 trains on their CPUs."""
     cpus: int
+    """Cores of each process."""
     seconds: int
     lead: int
+    """Seconds between the signal and the time limit, `seconds`."""
     launcher: Launcher
     multi_node: str
+    """Configuration file of `accelerate launch` for several machines."""
     activate: str
+    """Shell command that makes `toolkit` available; empty if it is."""
     output_dir: str
+    """Output folder of the run; with `seed`, the folder with those of all tasks."""
     array: int | None = None
     seed: int | None = None
+    """The seed of the first task, if each task of the array has its own."""
     interface: str | None = None
     offline: bool = True
     trackers: Sequence[str] = ()
     options: Sequence[str] = ()
+    """Further options of `sbatch`, without dashes."""
     preflight: bool = False
     staged: bool = False
+    """Whether the settings copy the data to each machine."""
 
     @property
     def per_node(self) -> int:
