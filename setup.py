@@ -8,7 +8,7 @@ setup(
     packages=[*find_packages(include=["toolkit*"]), f"{SHIPPED}.recipes", f"{SHIPPED}.accelerate_configs"],
     package_dir={f"{SHIPPED}.recipes": "recipes", f"{SHIPPED}.accelerate_configs": "accelerate_configs"},
     package_data={
-        "toolkit": ["py.typed", "document/templates/*", "deploy/templates/**/*"],
+        "toolkit": ["py.typed", "document/templates/*", "deploy/templates/**/*", "lab/templates/*"],
         f"{SHIPPED}.recipes": ["configs/**/*", "data/**/*"],
         f"{SHIPPED}.accelerate_configs": ["*.yaml"],
     },

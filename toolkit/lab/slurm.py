@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from toolkit.api.task import Task, reads_files
@@ -119,23 +120,29 @@ def shown_time(seconds: int) -> str:
 
 def script(job: Job) -> str:
     """Returns the job script."""
-    lines = [*_head(job), "", *_environment(job), "", *_settings(job), *_start(job), *_end(job)]
-    return "\n".join(lines) + "\n"
+    import jinja2
+
+    template = Path(__file__).with_name("templates") / "slurm.sh"
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters["quote"] = shlex.quote
+    return environment.from_string(template.read_text(encoding="utf-8")).render(
+        job=job,
+        train=job.work == "train",
+        written_by=" ".join(shlex.join(job.command).splitlines()),
+        options=_options(job),
+        words=shlex.join(job.words),
+        on_each_machine=_on_each_machine(job),
+        share=_share(job),
+        first_port=FIRST_PORT,
+        ports=PORTS,
+        spare_seconds=SPARE_SECONDS,
+    )
 
 
-def _head(job: Job) -> Iterator[str]:
-    yield "#!/bin/bash"
-    yield f"# Written by: {' '.join(shlex.join(job.command).splitlines())}"
-    yield "#"
-    if job.work == "train":
-        yield f"# {job.lead} s before the time limit, Slurm signals this script. The run then saves a"
-        yield "# checkpoint, and the job returns to the queue, as it does after a preemption or the"
-        yield "# failure of a machine. It resumes from the newest checkpoint."
-    else:
-        yield "# The tasks of an array share the work. A task whose time is over returns to the queue, and"
-        yield "# goes on with what is left."
-    yield "# A job that is cancelled (scancel) does not return."
-    yield ""
+def _options(job: Job) -> Iterator[str]:
+    """Yields the options of `sbatch`."""
     gpus = [f"gpus-per-node={job.gpus}"] if job.gpus else []
     tasks, cpus = (job.per_node, job.cpus) if job.by_task else (1, job.cpus * job.per_node)
     log = "%x-%A_%a.log" if job.array else "%x-%j.log"
@@ -146,113 +153,31 @@ def _head(job: Job) -> Iterator[str]:
         f"signal=B:USR1@{job.lead}",
     ):
         name, equals, value = option.partition("=")
-        yield f"#SBATCH --{name}{equals}{value and shlex.quote(value)}"
+        yield f"{name}{equals}{value and shlex.quote(value)}"
 
 
-def _environment(job: Job) -> Iterator[str]:
-    yield 'cd "$SLURM_SUBMIT_DIR" || exit 2'
-    if job.activate:
-        yield f"{job.activate} || exit 2"
-    if job.offline:
-        yield "export HF_HUB_OFFLINE=1 # compute nodes have no internet"
-        modes = {"wandb": "WANDB_MODE=offline"}
-        yield from (f"export {modes[each]}" for each in job.trackers if each in modes)
-    one = job.by_task or job.per_node == 1
-    yield f"export OMP_NUM_THREADS={'$SLURM_CPUS_PER_TASK' if one else f'$((SLURM_CPUS_PER_TASK / {job.per_node}))'}"
-    if job.interface:
-        name = shlex.quote(job.interface)
-        yield f"export NCCL_SOCKET_IFNAME={name} GLOO_SOCKET_IFNAME={name}"
-    if job.work == "train":
-        yield 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-        ports = f"{FIRST_PORT} + SLURM_JOB_ID % {PORTS}"
-        yield "# Jobs on one machine have different ports; a port that is set goes first."
-        yield f"export MASTER_ADDR MASTER_PORT=${{MASTER_PORT:-$(({ports}))}}"
-        if not job.by_task:
-            yield "# Otherwise the launcher kills its processes 30 s after the signal."
-            yield f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={job.lead - SPARE_SECONDS}"
-    if not job.staged:
-        yield "# To copy the data to each machine first, add data.stage_to=/dev/shm/... or a folder on its own disk."
-
-
-def _settings(job: Job) -> Iterator[str]:
-    if job.work != "train":
-        return
-    yield "settings=(checkpoint.resume=auto)"
-    yield f"output={shlex.quote(job.output_dir)}"
-    if job.seed is not None:
-        yield f"seed=$(({job.seed - 1} + SLURM_ARRAY_TASK_ID))"
-        yield "output=$output/seed-$seed"
-        yield 'settings+=("seed=$seed" "output_dir=$output")'
-    if job.preflight:
-        machines = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
-        check = shlex.join(["toolkit", "preflight", *job.words])
-        yield f"srun {machines} \\"
-        yield f'    {check} "${{settings[@]}}" --processes {job.per_node} || exit 2'
-    yield 'newest() { ls -t "$output/checkpoints" 2> /dev/null | head -n 1; }'
-    yield "before=$(newest)"
-
-
-def _start(job: Job) -> Iterator[str]:
-    """Yields the lines that start the run and wait for it."""
-    yield f"job={'${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID' if job.array else '$SLURM_JOB_ID'}"
-    yield "stopped= cancelled="
-    if job.work == "train":
-        yield "# srun kills its processes when it receives SIGTERM; scancel sends SIGTERM to the processes."
-        yield "trap 'stopped=1; scancel --signal=TERM \"$job\"' USR1"
-        yield "trap 'cancelled=1' TERM"
-        yield from _launch(job)
+def _on_each_machine(job: Job) -> str:
+    """Returns what `torchrun` or `accelerate` start with on each machine."""
+    if job.launcher == "torchrun":
+        parts = [
+            "torchrun",
+            f'--nnodes {job.nodes} --nproc-per-node {job.per_node} --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID"',
+            '--rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"',
+            f"--rdzv-conf {IS_HOST}",
+        ]
     else:
-        yield "run= told="
-        yield "set -m # the run gets a group of its own, to which the signal is sent once"
-        yield 'tell() { [ -z "$run" ] || [ -n "$told" ] || { told=1; kill -INT -- "-$run"; }; }'
-        yield "trap 'stopped=1; tell' USR1"
-        yield "trap 'cancelled=1; tell' TERM"
-        yield f"{shlex.join(['toolkit', job.work, *job.words])} {_share(job)}&"
-    yield "run=$!"
-    if job.work != "train":
-        yield '[ -z "$stopped$cancelled" ] || tell # a signal that came before there was a run'
-    yield 'while kill -0 "$run" 2> /dev/null; do # a signal ends the wait, but the run is still saving'
-    yield '    wait "$run"'
-    yield "done"
-    yield 'wait "$run"'
-    yield "code=$?"
-
-
-def _launch(job: Job) -> Iterator[str]:
-    run = shlex.join(job.words)
-    cpus = '--cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1'
-    if job.launcher == "srun":
-        yield f"srun {cpus} \\"
-        yield f'    toolkit train {run} "${{settings[@]}}" &'
-        return
-    options = _torchrun(job) if job.launcher == "torchrun" else _accelerate(job)
-    on_each_machine = " \\\n    ".join([f"exec {options[0]}", *options[1:], '-m toolkit train "$@"'])
-    yield f"on_each_machine={shlex.quote(on_each_machine)}"
-    yield f'srun {cpus} bash -c "$on_each_machine" toolkit \\'
-    yield f'    {run} "${{settings[@]}}" &'
-
-
-def _torchrun(job: Job) -> list[str]:
-    return [
-        "torchrun",
-        f'--nnodes {job.nodes} --nproc-per-node {job.per_node} --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID"',
-        '--rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"',
-        f"--rdzv-conf {IS_HOST}",
-    ]
-
-
-def _accelerate(job: Job) -> list[str]:
-    # The backend in a configuration file has no effect. On one machine, c10d would always use the same port.
-    meet = [f"--rdzv_backend c10d --rdzv_conf {IS_HOST}"] if job.nodes > 1 else []
-    return [
-        f"accelerate launch --config_file {shlex.quote(job.multi_node)}",
-        f'--num_machines {job.nodes} --num_processes {job.nodes * job.per_node} --machine_rank "$SLURM_NODEID"',
-        '--main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT"',
-        *meet,
-    ]
+        # The backend in a configuration file has no effect. On one machine, c10d would always use the same port.
+        parts = [
+            f"accelerate launch --config_file {shlex.quote(job.multi_node)}",
+            f'--num_machines {job.nodes} --num_processes {job.nodes * job.per_node} --machine_rank "$SLURM_NODEID"',
+            '--main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT"',
+            *([f"--rdzv_backend c10d --rdzv_conf {IS_HOST}"] if job.nodes > 1 else []),
+        ]
+    return " \\\n    ".join([f"exec {parts[0]}", *parts[1:], '-m toolkit train "$@"'])
 
 
 def _share(job: Job) -> str:
+    """Returns the options with which a task of an array does its part."""
     if job.work == "compare":
         return f'--part "$SLURM_ARRAY_TASK_ID/{job.array}" ' if job.array else ""
     hours = shown_time(job.seconds - job.lead)
@@ -260,19 +185,3 @@ def _share(job: Job) -> str:
     if days:
         rest = f"{int(rest[:2]) + 24 * int(days)}{rest[2:]}"
     return f"--time {rest} "
-
-
-def _end(job: Job) -> Iterator[str]:
-    again = '[ "$code" -eq 143 ] || { [ -n "$stopped" ] && [ "$code" -ne 0 ] && [ "$code" -ne 2 ]; }'
-    if job.work == "search":  # after its own time, a search ends with 0, and its trials have saved
-        again = f'{{ [ -n "$stopped" ] && [ "$code" -ne 2 ]; }} || [ "$SECONDS" -ge {job.seconds - job.lead} ]'
-    yield f'if [ -z "$cancelled" ] && {{ {again}; }}; then'
-    if job.work == "train":  # otherwise a run that is too slow to save would return for ever
-        yield '    if [ "$(newest)" = "$before" ]; then'
-        yield '        echo "No checkpoint was written, so the job does not return to the queue: use a longer" \\'
-        yield '            "--time or --lead, or save more often (checkpoint.save_steps)." >&2'
-        yield '        exit "$code"'
-        yield "    fi"
-    yield '    scontrol requeue "$job" && exit 0'
-    yield "fi"
-    yield 'exit "$code"'
