@@ -74,9 +74,8 @@ def run_preflight(arguments: argparse.Namespace) -> None:
     found, unchecked = check_machine(
         task_type, loaded.config, arguments.config, arguments.overrides, arguments.processes
     )
-    print_table(f"{arguments.config}: this machine can start the run", found)
-    for line in unchecked:
-        say(line)
+    print_table("This machine", found)
+    say("\n".join([f"{arguments.config}: this machine can start the run", *unchecked]))
 
 
 SKIPPED, LEAST_SKIPPED, STEPS = 5, 2, 5

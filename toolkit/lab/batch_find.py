@@ -378,7 +378,7 @@ class MicroBatches(Report):
             "Each size trained two steps on the longest rows, which gave its peak of memory, and "
             f"{self.steps} steps of the run's own rows in each of two rounds, the second in the opposite order; a step "
             "counts with the faster one. Rows per second are those of all processes, the median over steps. Gain: per "
-            "doubling, over the size before. Estimate: that of `toolkit plan`, scaled by the peaks measured at smaller "
+            "doubling, over the size before. Estimate: that of toolkit plan, scaled by the peaks measured at smaller "
             f"sizes. Each of {self.processes} processes may use {format_bytes(self.memory)}."
         )
         figure = Figure(SPEED, self._drawing(), file="batch_find.svg")
@@ -411,7 +411,7 @@ class MicroBatches(Report):
         return "the whole step at once" if self.scale_lr is None else "no larger one was tried"
 
     def _sizes(self) -> Table:
-        marks = {self.largest: "largest", self.best: "best"}
+        marks = {self.best: "best", self.largest: "largest"}
         rows = [
             [
                 each["micro_batch"], each["rows_of_a_step"], _bytes(each["estimate"]), _bytes(each["peak"]),
