@@ -194,7 +194,10 @@ def cached_while_unchanged(function: F) -> F:
 
     @wraps(function)
     def call(file: Path, *arguments: Hashable) -> Any:
-        facts = file.stat()
+        try:
+            facts = file.stat()
+        except OSError:
+            return function(file, *arguments)  # which says what is wrong with the file
         return cached((facts.st_ino, facts.st_size, facts.st_mtime_ns), file, *arguments)
 
     return call  # type: ignore[return-value]

@@ -14,7 +14,7 @@ from runs import ROOT, train
 from safetensors.torch import load_file, save_file
 
 from toolkit.base.trust import trust, trust_run
-from toolkit.commands import compare
+from toolkit.commands import compare, options
 from toolkit.commands.cli import main
 from toolkit.report import facts
 from toolkit.report.facts import MODEL, digests, sealed
@@ -367,8 +367,9 @@ def test_a_comparison_is_written_to_the_folder_of_the_user(tmp_path, monkeypatch
     compare.add_compare(parser)
     config = ROOT / "recipes/configs/reviews/smoke.yaml"
     words = ("reviews", "--config", config, "--switch", "train.optim=sgd", "--output-dir", "~/compared")
-    made = compare._comparison(parser.parse_args([*map(str, words)]))
-    assert made.folder == tmp_path / "compared"
+    arguments = parser.parse_args([*map(str, words)])
+    arguments.command = ["toolkit", "compare"]
+    assert options.request(arguments, "compare").output == tmp_path / "compared"
 
 
 def test_the_folder_of_somebody_elses_run_is_not_entered(folder, capfd, tmp_path, monkeypatch, started):
