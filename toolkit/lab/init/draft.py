@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 from toolkit.api.task import Task
-from toolkit.base.errors import DataError, InputError
+from toolkit.base.errors import ConfigError, DataError, InputError
 from toolkit.config import Loaded
 from toolkit.config.fields import STRICT
 from toolkit.config.keys import flatten
 from toolkit.config.load import load_config
 from toolkit.config.messages import did_you_mean, join
+from toolkit.config.paths import DATA_FILES, data_file_problems
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.findings import listed
 from toolkit.data.loading import CheckedRows, check_rows
@@ -164,7 +165,10 @@ def recognise(profile: Profile, recipe: str | None, given: Mapping[str, str]) ->
 def _data_settings(files: Sequence[Guess], overrides: Sequence[str]) -> DataConfig:
     """Returns the section `data` of the files and the overrides, which may say how to read them."""
     values = _nested([Guess("output_dir", "unused"), Guess("model.name_or_path", "unused"), *files])
-    return load_config(_NoTask, values, [text for text in overrides if text.startswith("data.")], {}).config.data
+    config = load_config(_NoTask, values, [text for text in overrides if text.startswith("data.")], {}).config
+    if problems := [each for key in DATA_FILES for each in data_file_problems(config, f"data.{key}")]:
+        raise ConfigError(problems)
+    return config.data
 
 
 def _described(column: ColumnProfile) -> str:
