@@ -9,6 +9,7 @@ import transformers
 from runs import ROOT
 
 from toolkit.base.errors import ConfigError
+from toolkit.checks.check import Case
 from toolkit.checks.model import tensor_problems
 from toolkit.distributed.tensor import plans
 from toolkit.distributed.tensor.plans import LIBRARY_PLANS, PLANS, TensorPlan, plan_of, plan_problems, split_modules
@@ -42,7 +43,7 @@ def problems_of_run(*overrides: str) -> list[str]:
     task_type = load_task_type(recipe)
     file = ROOT / "recipes" / "configs" / "reviews" / "smoke.yaml"
     cfg = load_settings(task_type, file, [*overrides]).config
-    return tensor_problems(cfg, task_type(cfg))
+    return tensor_problems(Case(cfg, task_type))
 
 
 def test_each_architecture_of_the_table_is_compared_with_one_process():

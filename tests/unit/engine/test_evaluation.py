@@ -11,8 +11,8 @@ from toolkit.data.batching import batches
 def test_predictions_of_other_rows_are_refused(tmp_path, monkeypatch):
     collate = batches.collate
 
-    def turned(features, task, processor, random, *further):
-        batch = collate(features, task, processor, random, *further)
+    def turned(features, task, processor, random, *further, **named):
+        batch = collate(features, task, processor, random, *further, **named)
         if not random.training:
             batch["row_ids"] = batch["row_ids"].flip(0)
         return batch
