@@ -50,7 +50,7 @@ def test_the_memory_of_activation_checkpointing() -> None:
 def test_the_effect_of_mixed_precision() -> None:
     variants = read(ROOT / "docs" / "worked_example.json")["variants"]
     (after,) = (variant for variant in variants if variant["name"] == "+ mixed_precision=bf16")
-    text = row("docs/switches.md", "train.mixed_precision` | precision")
+    text = (ROOT / "docs" / "switches.md").read_text(encoding="utf-8").split("### Mixed precision")[1].split("\n##")[0]
     assert factors(text) == [round(after["step"]["step_seconds"]["value"], 2)]
 
 

@@ -22,7 +22,7 @@ CFG: Any = SimpleNamespace(model=ModelConfig(from_config={"model_type": "bert", 
 def built(monkeypatch: pytest.MonkeyPatch, expected: Any, main: bool = False) -> Any:
     """Returns the model of one process, which the main process has told its model's layout."""
     monkeypatch.setattr(build, "on_main", lambda *arguments: (expected, None))
-    accelerator: Any = SimpleNamespace(num_processes=1, is_main_process=main)
+    accelerator: Any = SimpleNamespace(num_processes=1, process_index=int(not main), is_main_process=main)
     return build.build_for(Mesh(fsdp=2), accelerator, CFG, CONFIG, HEAD)
 
 

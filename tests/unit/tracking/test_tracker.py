@@ -22,11 +22,11 @@ from toolkit.api.exhibits import Exhibits, Histogram
 from toolkit.base.cli_errors import unexpected
 from toolkit.base.errors import ConfigError, RunError
 from toolkit.base.package import import_object
-from toolkit.commands.runs import ALONE
+from toolkit.config.keys import written
 from toolkit.config.sections import CheckpointConfig, Config, TrackingConfig
 from toolkit.document.blocks import Table
-from toolkit.lab.compare.variants import QUIET
-from toolkit.lab.jobs.training import STEPS_ONLY
+from toolkit.lab.compare.variants import LOGGED
+from toolkit.lab.jobs.training import QUIET, STEPS_ONLY
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.tracking.jsonl import read_metrics
 from toolkit.tracking.mlflow import MLflow, store
@@ -102,15 +102,14 @@ def test_every_tracker_that_may_be_named_can_be_made():
 
 
 LAB = {key: value for key, value in STEPS_ONLY.items() if key.startswith(("tracking.", "checkpoint."))}
-STEPS = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in LAB.items()]
 
 
-@pytest.mark.parametrize("overrides", [ALONE, QUIET, STEPS], ids=["reproduce", "compare", "lab"])
+@pytest.mark.parametrize("overrides", [QUIET, LOGGED, LAB], ids=["reproduce", "compare", "lab"])
 def test_tools_that_train_leave_no_setting_of_a_tracker(output_dir, overrides):
     tracked = ("tracking.report_to=[wandb]", "tracking.project=p", "tracking.run_name=r", "tracking.histogram_steps=5")
     hub = {"push_to_hub": "true", "hub_model_id": "a/b", "hub_private_repo": "true", "hub_revision": "c"}
     pushed = [f"checkpoint.{name}={value}" for name, value in hub.items()]
-    cfg = settings(output_dir, *tracked, *pushed, *overrides)  # which refuses settings without effect
+    cfg = settings(output_dir, *tracked, *pushed, *written(overrides))  # which refuses settings without effect
     assert cfg.tracking == replace(TrackingConfig(), logging_steps=cfg.tracking.logging_steps)
     own = CheckpointConfig()
     assert [getattr(cfg.checkpoint, name) for name in hub] == [getattr(own, name) for name in hub]
