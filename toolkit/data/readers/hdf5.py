@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from toolkit.base.errors import DataError
 from toolkit.base.files import cached_while_unchanged
 from toolkit.config.messages import did_you_mean
@@ -23,6 +21,7 @@ from toolkit.data.readers.raw import RawRow, Reading
 
 if TYPE_CHECKING:
     import h5py
+    import numpy as np
 
 RATE = "sampling_rate"
 """Attribute of a dataset of waveforms: samples per second."""
@@ -203,6 +202,7 @@ def _rows_at_once(dataset: h5py.Dataset) -> int:
 def _converter(file: Path, name: str, dataset: h5py.Dataset) -> Convert:
     """Returns the function that makes a row's value of a dataset's element."""
     import h5py
+    import numpy as np
 
     kind, axes = dataset.dtype, len(dataset.shape) - 1
     inner = h5py.check_vlen_dtype(kind)
@@ -237,6 +237,8 @@ def _text(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """Returns Python numbers; NaN, which stands for a missing value, is None."""
+    import numpy as np
+
     found = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
     if isinstance(found, list):
         return [None if each != each else each for each in found]
@@ -256,6 +258,8 @@ def _image(pixels: np.ndarray) -> Mapping[str, Any]:
 
 def _rate(file: Path, name: str, dataset: h5py.Dataset) -> int:
     """Returns the samples per second of a dataset of waveforms."""
+    import numpy as np
+
     is_text = dataset.attrs.get_id(RATE).dtype.hasobject  # which is in a heap, and is not read
     value = "text" if is_text else dataset.attrs[RATE]
     number = float(value) if isinstance(value, np.number) else 0.0
@@ -266,6 +270,8 @@ def _rate(file: Path, name: str, dataset: h5py.Dataset) -> int:
 
 def _wave(samples: np.ndarray, rate: int) -> bytes:
     """Returns samples, `[samples]`, as a WAV file; libsndfile would write the time into it, and equal ones differ."""
+    import numpy as np
+
     kind = np.dtype("<f4" if samples.dtype.kind == "f" else f"<i{samples.itemsize}")
     content, width, code = samples.astype(kind).tobytes(), kind.itemsize, 3 if kind.kind == "f" else 1
     header = _WAVE.pack(
