@@ -53,7 +53,7 @@ def assert_every_split_agrees(runs: Path, task: str, expected: dict) -> None:
     splits = sorted(runs.glob(f"c1-{task}-*"))
     assert len(splits) == sum(map(len, expected.values())) > 1
     reference = runs / f"c1-{task}-1x8x1"
-    # 37 rows (13 where a row gives several features) do not divide by 8: the last window of an epoch is short.
+    # 21 rows (7 where a row gives several features) do not divide by 8: the last window of an epoch is short.
     steps = lines(reference, "loss")
     assert len(steps) >= 6
     assert steps[-1]["num_items"] < steps[0]["num_items"]

@@ -13,7 +13,8 @@ import layouts
 import local_sgd_runs
 import reference_schedules
 from finishing import finish
-from random_runs import FEWER, RANDOM
+from random_runs import FEWER as SEVERAL
+from random_runs import RANDOM
 from runs import SGD, train
 
 C1_SPLITS = {1: [(8, 1), (4, 2), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
@@ -21,12 +22,14 @@ C1_SPLITS = {1: [(8, 1), (4, 2), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
 FURTHER_SPLITS = {1: [(8, 1)], 2: [(2, 2)], 3: []}
 C1_RUN = (
     *SGD,
-    "data.max_train_samples=37",
+    "data.max_train_samples=21",
     "data.max_eval_samples=5",
     "train.num_train_epochs=2",
     "eval.eval_steps=null",
     "checkpoint.save_steps=null",
 )
+FEWER = "data.max_train_samples=7"
+"""Of tasks with several features per row."""
 C2_SPLIT = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=2")
 """The split on two processes that both engines train with."""
 C4_RUN = ("train.max_steps=1", "data.max_train_samples=24", "train.gradient_accumulation_steps=1",
@@ -55,7 +58,7 @@ def train_tasks(output: Path, world: int, tasks: Iterable[str]) -> None:
     """Trains the runs of some tasks for this number of processes."""
     for task in tasks:
         further = task in FURTHER
-        fewer = (FEWER,) if RANDOM.get(task, ())[-1:] == (FEWER,) else ()
+        fewer = (FEWER,) if RANDOM.get(task, ())[-1:] == (SEVERAL,) else ()
         for batch, accumulation in (FURTHER_SPLITS if further else C1_SPLITS)[world]:
             split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
             train(task, output / f"c1-{task}-{world}x{batch}x{accumulation}", *C1_RUN, *fewer, *split, double=True)
