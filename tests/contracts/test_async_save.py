@@ -134,10 +134,19 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
 
 def full_disk(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = writing.write_groups
+    """Makes the checkpoint of a step fail, before the next step begins."""
+    write, begin, failed = writing.write_groups, training.Session.begin_window, threading.Event()
+
+    def waits(self, batches):
+        if self.state.step >= step:
+            failed.wait(60)
+        return begin(self, batches)
+
+    monkeypatch.setattr(training.Session, "begin_window", waits)
 
     def fails(peers, folder, *given):
         if folder.name.endswith(f"step-{step}"):
+            failed.set()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         return write(peers, folder, *given)
 
@@ -150,7 +159,8 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(engine, tmp_p
     with monkeypatch.context() as patch:
         full_disk(4, patch)
         with pytest.raises(RunError, match=r"step-4: .*No space left"):
-            train("reviews", tmp_path / "run", *FEW, *best, ASYNC, f"engine={engine}")
+            train("reviews", tmp_path / "run", *FEW, *best, ASYNC, f"engine={engine}", "tracking.logging_steps=1")
+    assert lines(tmp_path / "run", "loss")[-1]["step"] < 6  # it is told between checkpoints, which are 2 steps apart
     (left,) = (tmp_path / "run/checkpoints").iterdir()
     assert (left.name, verify(left)) == ("step-2", [])
     assert json.loads((left / "state.json").read_text())["train"]["best_step"] in (None, 2)

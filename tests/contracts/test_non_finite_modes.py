@@ -10,7 +10,7 @@ import non_finite_runs
 import pytest
 from launching import fork
 from non_finite_runs import BAD, RUN, STRATEGIES, bad_windows, breaking_updates
-from runs import ROOT, assert_same_weights, lines, train
+from runs import ROOT, assert_same_weights, lines, train, weights
 from stopping import StoppedError, stopper
 
 from toolkit.base.errors import RunError
@@ -57,6 +57,19 @@ def test_a_window_left_out_is_as_if_its_rows_were_not_there(tmp_path):
         for each in (lines(tmp_path / "one", "loss"), lines(tmp_path / "other", "loss"))
     )
     assert one == other
+
+
+def test_a_skipped_window_changes_no_running_statistics(tmp_path):
+    resnet = "{model_type: resnet, embedding_size: 8, hidden_sizes: [8], depths: [1], layer_type: basic}"
+    settings = (
+        *(f"model.from_config={resnet}", *WINDOW, SKIP, "train.lr_scheduler_type=constant", "train.warmup_steps=0"),
+        *("data.max_train_samples=24", "data.max_eval_samples=5", "eval.eval_steps=null", "checkpoint.save_steps=null"),
+    )
+    with bad_windows([3]):
+        train("reviews/smoke_image", tmp_path / "skipped", *settings, "train.max_steps=3", sizes=())
+    train("reviews/smoke_image", tmp_path / "whole", *settings, "train.max_steps=2", sizes=())
+    assert "resnet.embedder.embedder.normalization.running_mean" in weights(tmp_path / "whole")
+    assert_same_weights(tmp_path / "skipped", tmp_path / "whole")
 
 
 def test_both_engines_and_a_resume_give_the_same_bits(skipped, tmp_path, monkeypatch):
