@@ -200,7 +200,7 @@ def load_settings(
     draft, case, found = _settings(task_type, file, overrides, environ, check_files, told)
     if found.problems and check_files:
         found += _examine(case, folder=starts_run, told=told)
-    found.refuse(told)
+    found.raise_problems(told)
     return draft.loaded()
 
 

@@ -22,7 +22,7 @@ from toolkit.checkpoint.output_folder import claim
 from toolkit.checkpoint.tensors import DamagedCheckpoint
 from toolkit.checkpoint.writing import collected
 from toolkit.checks.machine import warn_of_machine
-from toolkit.checks.run import refuse_wrong_run, refuse_wrong_steps
+from toolkit.checks.run import check_run, check_steps
 from toolkit.config.sections import Config
 from toolkit.data.batching.batches import training_order
 from toolkit.distributed.collectives import on_main
@@ -207,7 +207,7 @@ def prepared_run(
     """
     die_with_launcher()
     with own_process_state(), quiet_libraries():
-        refuse_wrong_run(cfg, task)
+        check_run(cfg, task)
         accelerator = build_accelerator(cfg)
         mesh = Mesh.of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
         warn_of_machine(cfg, accelerator.device)
@@ -216,7 +216,7 @@ def prepared_run(
         with watched, claim(cfg, accelerator, attempt.damaged, again=attempt.rollbacks > 0) as claimed, system:
             inputs = read_inputs(cfg, task, accelerator, claimed)
             milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
-            refuse_wrong_steps(cfg, milestones, claimed.resume)
+            check_steps(cfg, milestones, claimed.resume)
             import_all(cfg, inputs.model_config, inputs.auto_model)
             memory = MemoryWatch(accelerator.device)
             model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)

@@ -55,7 +55,7 @@ def test_a_side_that_fails_ends_the_benchmark_with_its_output() -> None:
 
 
 @pytest.mark.parametrize("benchmark", [bench_media, bench_checkpoint])
-def test_benchmarks_whose_figure_is_no_cpu_time_refuse_to_measure_it(benchmark, monkeypatch, capsys) -> None:
+def test_benchmarks_whose_figure_is_no_cpu_time_reject_to_measure_it(benchmark, monkeypatch, capsys) -> None:
     monkeypatch.setattr(benchmark, "interleave", lambda *arguments: pytest.fail("it measures"))
     monkeypatch.setattr(sys, "argv", [benchmark.__name__, "--quick", "--cpu-time"])
     with pytest.raises(SystemExit) as ended:

@@ -104,7 +104,7 @@ def test_arguments_reach_the_trainer(tmp_path):
         ("trainer.callbacks=[Recorder]", r"package\.module\.Name"),
     ],
 )
-def test_what_the_trainer_cannot_use_is_refused_before_anything_is_loaded(setting, message, tmp_path):
+def test_what_the_trainer_cannot_use_is_rejected_before_anything_is_loaded(setting, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         train("reviews", tmp_path / "run", TRAINER, setting)
     assert not (tmp_path / "run").exists()

@@ -72,7 +72,7 @@ def no_server(run: Path, patch: pytest.MonkeyPatch) -> None:
         (no_server, "tracking.report_to=[tensorboard]", "tensorboard cannot be started"),
     ],
 )
-def test_a_resume_that_is_refused_changes_nothing(
+def test_a_resume_that_is_rejected_changes_nothing(
     run: Path, monkeypatch: pytest.MonkeyPatch, obstacle: Callable, setting: str, message: str
 ) -> None:
     obstacle(run, monkeypatch)
@@ -82,7 +82,7 @@ def test_a_resume_that_is_refused_changes_nothing(
     assert contents(run) == before
 
 
-def test_a_refused_resume_of_new_adapters_leaves_no_base_model_behind(tmp_path, monkeypatch):
+def test_a_rejected_resume_of_new_adapters_leaves_no_base_model_behind(tmp_path, monkeypatch):
     adapters = ("model.peft.method=lora", "train.learning_rate=0.01")
     train("reviews", tmp_path / "run", *FEW, *adapters, "train.max_steps=2")
     before = contents(tmp_path / "run")

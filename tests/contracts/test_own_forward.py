@@ -39,4 +39,4 @@ def test_it_has_no_pipeline(tmp_path):
     settings = preference_runs.SETTINGS | {"output_dir": str(tmp_path / "run")}
     overrides = [f"data.train_file={rows}", "parallel.pipeline=2"]
     with pytest.raises(ConfigError, match=r"parallel\.pipeline: received 2, .*Preferences"):
-        validate(task_type, settings, overrides).refuse()
+        validate(task_type, settings, overrides).raise_problems()

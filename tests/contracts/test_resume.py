@@ -139,7 +139,7 @@ def damage(file: Path) -> None:
     file.write_bytes(content)
 
 
-def test_changed_settings_are_refused_by_name_and_free_ones_are_not(tmp_path):
+def test_changed_settings_are_rejected_by_name_and_free_ones_are_not(tmp_path):
     few = (*DROPOUT, "train.max_steps=4")
     train("reviews", tmp_path / "run", *few)
     changes = ("seed=7", "train.gradient_accumulation_steps=2", "train.per_device_train_batch_size=4",
@@ -191,7 +191,7 @@ def test_damage_that_is_found_while_a_checkpoint_is_loaded_leads_to_the_one_befo
     assert lines(tmp_path / "run") == metrics
 
 
-def test_a_non_empty_folder_is_refused_and_a_locked_one_too(tmp_path):
+def test_a_non_empty_folder_is_rejected_and_a_locked_one_too(tmp_path):
     few = (*DROPOUT, "train.max_steps=1")
     train("reviews", tmp_path / "run", *few)
     with pytest.raises(CheckpointError, match=r"checkpoint\.resume=auto"):

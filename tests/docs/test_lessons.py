@@ -57,17 +57,17 @@ def test_a_command_is_valid(lesson: dict[str, Any], page: Any) -> None:
     assert lesson["picture"].startswith(written)
     if getattr(arguments, "switch", None):
         assert arguments.steps
-        refuse_wrong_variants(arguments)
+        check_comparison(arguments)
 
 
-def refuse_wrong_variants(arguments: argparse.Namespace) -> None:
+def check_comparison(arguments: argparse.Namespace) -> None:
     """Raises an error if a variant of a comparison may not run."""
     launch = Launch.of(arguments.launch, arguments.processes or 1)
     task_type = load_task_type(arguments.recipe)
     overrides = [*arguments.overrides, f"train.max_steps={arguments.steps}"]
     variants = combine([read_switch(text, {}) for text in arguments.switch], arguments.mode)
     config = str(config_file(arguments.recipe, arguments.config))
-    check_variants(task_type, config, overrides, variants, launch).refuse()
+    check_variants(task_type, config, overrides, variants, launch).raise_problems()
 
 
 def test_every_lesson_has_its_picture_and_took_less_than_three_minutes(page: Any) -> None:

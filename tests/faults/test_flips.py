@@ -130,7 +130,7 @@ def test_a_damaged_cache_of_rows_is_made_again(server, faults: Faults, finished,
     assert wrong == []
 
 
-def test_predictions_of_a_damaged_run_are_refused_or_the_same(server, faults: Faults, finished, tmp_path):
+def test_predictions_of_a_damaged_run_are_rejected_or_the_same(server, faults: Faults, finished, tmp_path):
     rows = tmp_path / "rows.csv"
     rows.write_text("text\nvery good and solid\nit broke at once\n")
     command = ["toolkit", "predict", "RUN", "--input", rows, "--output", "OUT"]

@@ -100,7 +100,7 @@ def test_secrets_of_the_environment_are_written_nowhere(server, faults: Faults, 
     assert not any(secret in ended.output for secret in SECRETS.values())
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_rows_are_read(
+def test_a_folder_that_cannot_be_written_is_rejected_before_rows_are_read(
     injecting: ForkServer, faults: Faults, tmp_path
 ):
     assert "EACCES" in FAULTS

@@ -139,7 +139,7 @@ def test_the_new_tokenizer_of_a_causal_model_gives_the_text_back():
     assert tokenizer.pad_token_id not in (tokenizer.eos_token_id, None)
 
 
-def test_a_tokenizer_without_the_tokens_that_the_objective_needs_is_refused():
+def test_a_tokenizer_without_the_tokens_that_the_objective_needs_is_rejected():
     with pytest.raises(InputError, match=r"causal .*end-of-text .*task\.objective=masked"):
         encode_documents(["a"], new_tokenizer("masked"), causal=True)
     with pytest.raises(InputError, match=r"masked .*mask token.*task\.objective=causal"):
@@ -318,7 +318,7 @@ def test_a_pretrained_model_whose_padding_is_a_token_of_the_text_keeps_learning_
     assert encoder.pad_token_id == 0
 
 
-def test_settings_without_effect_and_models_without_the_head_are_refused(tmp_path):
+def test_settings_without_effect_and_models_without_the_head_are_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"task\.mlm_probability: .*task\.objective 'causal'"):
         train(TASK, tmp_path / "run", "task.mlm_probability=0.2")
     with pytest.raises(ConfigError, match=r"task\.prompts: .*task\.objective 'masked'"):

@@ -144,12 +144,12 @@ def test_what_was_cut_and_what_was_lost_is_in_the_report(tmp_path):
         (("task.objective=masked", "task.prompts=null", "task.max_new_tokens=64"), r"task\.objective: has no effect"),
     ],
 )
-def test_settings_that_do_not_fit_chat_data_are_refused(settings, message, tmp_path):
+def test_settings_that_do_not_fit_chat_data_are_rejected(settings, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         train(CHAT, tmp_path / "run", *settings)
 
 
-def test_other_columns_and_a_missing_template_are_refused_with_advice(tmp_path):
+def test_other_columns_and_a_missing_template_are_rejected_with_advice(tmp_path):
     with pytest.raises(DataError, match=r"'text': .*\(task\.data_format: text\)"):
         train(CHAT, tmp_path / "run", "task.data_format=text", "task.chat_template=null")
     with pytest.raises(InputError, match=r"task\.chat_template"):

@@ -124,7 +124,7 @@ def test_blanks_around_answers_are_taken_off_and_counted(tmp_path, capsys):
     assert "8 of 8 answers had surrounding whitespace" in (tmp_path / "run" / "report.md").read_text()
 
 
-def test_a_window_longer_than_the_model_is_refused_before_data_is_read(tmp_path):
+def test_a_window_longer_than_the_model_is_rejected_before_data_is_read(tmp_path):
     with pytest.raises(ConfigError, match=r"task\.max_length: received 200, .*bert .*128 tokens"):
         train("qa", tmp_path / "run", "task.max_length=200", write(tmp_path / "rows.jsonl", [{"no": "question"}]))
 
@@ -141,7 +141,7 @@ def test_a_model_that_classified_reviews_can_learn_to_answer(tmp_path):
     assert lines(tmp_path / "run", "eval_loss")
 
 
-def test_a_model_without_its_tokenizer_is_refused(finished, tmp_path):
+def test_a_model_without_its_tokenizer_is_rejected(finished, tmp_path):
     shutil.copytree(finished / "model", tmp_path / "model")
     for file in (tmp_path / "model").glob("tokenizer*"):
         file.unlink()

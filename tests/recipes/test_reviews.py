@@ -303,7 +303,7 @@ def test_unsure_answers_and_all_scores_have_columns(finished, tmp_path):
     assert answers(finished, tmp_path, "--threshold", "0")[0]["unsure"] == "false"
 
 
-def test_unusable_rows_may_be_refused_instead(finished, tmp_path, capsys):
+def test_unusable_rows_may_be_rejected_instead(finished, tmp_path, capsys):
     (tmp_path / "new.csv").write_text(MESSY)
     assert run_command("predict", finished, "--input", tmp_path / "new.csv", "--bad-rows", "error") == 2
     assert "2 of 4 rows cannot be used" in capsys.readouterr().err

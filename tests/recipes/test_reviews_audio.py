@@ -63,14 +63,14 @@ def test_a_recording_that_lost_its_very_end_is_heard_to_there(form):
 
 
 @pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3"])
-def test_half_a_recording_is_refused(form):
+def test_half_a_recording_is_rejected(form):
     content = encoded(tone(20.0), form=form)  # several pages of an Ogg file: half of one cannot be decoded anyway
     with pytest.raises(BadRow, match=r"x.wav: (truncated after|cannot be decoded)"):
         audio.check(reference(content[: len(content) // 2]), options())
 
 
 @pytest.mark.parametrize(("form", "magic", "order"), [("WAV", b"RIFX", "BIG"), ("RF64", b"RF64", "FILE")])
-def test_half_a_wav_of_the_other_kinds_is_refused(form, magic, order):
+def test_half_a_wav_of_the_other_kinds_is_rejected(form, magic, order):
     content = encoded(tone(4.0), form=form, endian=order)
     assert content.startswith(magic)
     assert audio.check(reference(content), options())["frames"] == 64000
@@ -79,7 +79,7 @@ def test_half_a_wav_of_the_other_kinds_is_refused(form, magic, order):
 
 
 @pytest.mark.parametrize("form", ["AIFF", "AU", "W64"])
-def test_a_format_whose_end_cannot_be_known_is_refused(form):
+def test_a_format_whose_end_cannot_be_known_is_rejected(form):
     with pytest.raises(BadRow, match=r"x\.wav: .*WAV or FLAC"):
         audio.check(reference(encoded(tone(1.0), form=form)), options())
 
@@ -101,7 +101,7 @@ def test_a_wav_that_was_written_to_a_pipe_has_no_length_of_its_own(promised):
     assert missing_share(io.BytesIO(content)) == 0.0
 
 
-def test_a_wav_that_promises_more_than_it_has_is_refused():
+def test_a_wav_that_promises_more_than_it_has_is_rejected():
     content = bytearray(encoded(tone(1.0)))
     place = content.index(b"data") + 4
     content[place : place + 4] = (2**31).to_bytes(4, "little")
@@ -247,13 +247,13 @@ def test_whisper_s_positions_are_cut_to_the_clips_and_stay_the_same(tmp_path):
         ("convnext", {}, {"min_seconds": 0.01, "max_seconds": 0.02}, "max_seconds: received 0.02, but"),
     ],
 )
-def test_models_and_lengths_that_do_not_fit_are_refused(kind, changes, settings, message):
+def test_models_and_lengths_that_do_not_fit_are_rejected(kind, changes, settings, message):
     problems = audio.check_model(load_model_config(small(kind, **changes)), options(**settings))
     assert len(problems) == 1
     assert message in problems[0]
 
 
-def test_other_models_and_rates_are_refused(tmp_path):
+def test_other_models_and_rates_are_rejected(tmp_path):
     problems = audio.check_model(load_model_config(ModelConfig(from_config={"model_type": "bert"})), options())
     assert "the model is bert; expected one of" in problems[0]
     audio.new_processor(iter(()), load_model_config(small("wav2vec2")), options()).save_pretrained(tmp_path)

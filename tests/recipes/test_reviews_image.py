@@ -77,7 +77,7 @@ def test_transparent_and_animated_pictures_are_seen_without_a_warning():
         noise(4, 4, 3).convert("LAB"),
     ],
 )
-def test_pixels_of_which_nobody_says_what_white_is_are_refused(picture):
+def test_pixels_of_which_nobody_says_what_white_is_are_rejected(picture):
     with pytest.raises(BadRow, match=r"x\.tif: unsupported pixel mode '(F|I|LAB)'"):
         image.decode(reference(encoded(picture, "TIFF"), "x.tif"), 10**6)
 
@@ -197,7 +197,7 @@ def test_every_split_of_a_window_trains_a_vision_model_alike(kind, tmp_path):
         ("bert", (), "does not take images"),
     ],
 )
-def test_models_that_do_not_fit_are_refused(kind, changes, message, tmp_path):
+def test_models_that_do_not_fit_are_rejected(kind, changes, message, tmp_path):
     fields = {"model_type": "bert"} if kind == "bert" else small(kind).from_config
     with pytest.raises(ConfigError, match=message):
         train("reviews/smoke_image", tmp_path / "run", f"model.from_config={json.dumps(fields)}", *changes)

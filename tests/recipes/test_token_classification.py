@@ -141,7 +141,7 @@ def test_bad_rows_are_named_and_unknown_types_are_bad_rows(tmp_path):
         ),
     ],
 )
-def test_wrong_settings_are_refused(settings, message, tmp_path):
+def test_wrong_settings_are_rejected(settings, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         train(TASK, tmp_path / "run", *settings)
 

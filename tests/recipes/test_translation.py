@@ -144,7 +144,7 @@ def test_unpaired_rows_are_named_or_left_out_and_counted(tmp_path):
         (("model.from_config={model_type: bart, max_position_embeddings: 32}",), "bart supports at most 32 tokens"),
     ],
 )
-def test_wrong_settings_are_refused(tmp_path, settings, message):
+def test_wrong_settings_are_rejected(tmp_path, settings, message):
     with pytest.raises(ConfigError, match=message):
         train("translation", tmp_path / "run", *settings)
 
@@ -216,7 +216,7 @@ def test_a_multilingual_model_is_made_to_begin_with_the_target_language(tmp_path
         train("translation", tmp_path / "wrong", *settings, sizes=())
 
 
-def test_a_model_that_does_not_say_where_to_start_is_refused(tmp_path):
+def test_a_model_that_does_not_say_where_to_start_is_rejected(tmp_path):
     pretrained(tmp_path / "nllb", decoder_start_token_id=None)
     (tmp_path / "nllb" / "tokenizer_config.json").unlink()
     (tmp_path / "nllb" / "tokenizer_config.json").write_text(

@@ -29,5 +29,5 @@ def load_checked(
     draft = read_config(options, file, overrides, environ, columns, check_files)
     case = Case(draft.config, options, environ, faulty=draft.faulty, place=draft.located)
     stages = ("settings", "files") if check_files else ("settings",)
-    (Findings(draft.problems) + ask(SETTINGS, case, stages)).refuse()
+    (Findings(draft.problems) + ask(SETTINGS, case, stages)).raise_problems()
     return draft.loaded()

@@ -71,7 +71,7 @@ class Fetched:
             if reason := _difference(self.folder / name, entry, content):
                 yield name, reason
 
-    def refuse_damage(self, content: bool = True) -> None:
+    def require_intact(self, content: bool = True) -> None:
         """Raises InputError if a file is missing or not as it was written; names the first ones."""
         damaged = [f"{name} {reason}" for name, reason in self.damage(content)]
         if damaged:
@@ -111,7 +111,7 @@ def read_fetched(folder: str | Path) -> Fetched:
             raise ValueError(f"format {found['format']!r}")
         sources = {str(key): Source(**value) for key, value in found["sources"].items()}
         files = {str(name): Entry(**value) for name, value in found["files"].items()}
-        _refuse_outside([*files, *(source.path for source in sources.values())])
+        _reject_outside([*files, *(source.path for source in sources.values())])
         return Fetched(path, sources, files)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
@@ -119,7 +119,7 @@ def read_fetched(folder: str | Path) -> Fetched:
         ) from error
 
 
-def _refuse_outside(names: list[Any]) -> None:
+def _reject_outside(names: list[Any]) -> None:
     for name in names:
         if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"the path {name!r}")

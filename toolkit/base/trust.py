@@ -51,7 +51,7 @@ def shipped_copy(recipe: Path) -> Path | None:
     return shipped if shipped.is_file() and file_sha256(shipped) == file_sha256(recipe) else None
 
 
-def refuse_unknown(recipe: Path, run: str | Path, how: str, environ: Mapping[str, str] = os.environ) -> None:
+def require_trusted(recipe: Path, run: str | Path, how: str, environ: Mapping[str, str] = os.environ) -> None:
     """Raises InputError unless a run's recipe is the toolkit's, or the user has trained with it in its present form.
 
     `how` tells in the message how the user names a recipe.

@@ -146,7 +146,7 @@ def verify(folder: Path, large_files: bool = True) -> list[str]:
     return problems + [f"{name}: unexpected file" for name in unexpected]
 
 
-def refuse_damaged(folder: Path) -> None:
+def require_intact(folder: Path) -> None:
     """Raises CheckpointError if any byte of a checkpoint differs from its manifest."""
     if problems := verify(folder):
         raise CheckpointError(f"the checkpoint {folder.absolute()} is damaged ({problems[0]})")

@@ -36,7 +36,7 @@ def decide_resume(
     if resume not in ("none", "auto"):
         return _from_path(output_dir, Path(resume), skip, again)
     if resume == "none":
-        _refuse_former_run(output_dir)
+        _reject_former_run(output_dir)
         return None, []
     files = RunFolder(output_dir)
     if not steps(files.checkpoints) and (found := _result_without_checkpoints(files)):
@@ -104,13 +104,13 @@ def _from_path(output_dir: Path, path: Path, skip: Mapping[Path, str], again: bo
     own = RunFolder(output_dir).checkpoints.resolve()
     if checkpoint.path.resolve().parent != own:
         if not skip and not again:  # otherwise the folder's content is from this run
-            _refuse_former_run(output_dir)
+            _reject_former_run(output_dir)
     elif later := [folder.name for step, folder in steps(own) if step > checkpoint.step]:
         messages.append(f"going back to step {checkpoint.step}: the next save will remove {', '.join(later)}")
     return checkpoint, messages
 
 
-def _refuse_former_run(output_dir: Path) -> None:
+def _reject_former_run(output_dir: Path) -> None:
     names = _contents(output_dir)
     if names:
         raise CheckpointError(

@@ -166,7 +166,7 @@ def _metric(settings: Mapping[str, Any], key: str) -> Any:
     return value.removeprefix("eval_") if isinstance(value, str) else value
 
 
-def refuse_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+def require_same_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raises CheckpointError if settings that must not change on a resume have changed; lists all of them."""
     changes = changed_settings(saved, current)
     if changes:

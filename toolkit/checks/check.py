@@ -91,7 +91,7 @@ class Findings:
         more = (each for each in other.problems if each not in self.problems)
         return Findings((*self.problems, *more), self.unchecked + other.unchecked)
 
-    def refuse(self, told: Told | None = None) -> None:
+    def raise_problems(self, told: Told | None = None) -> None:
         """Raises an error if there are problems.
 
         Args:

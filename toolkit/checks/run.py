@@ -182,7 +182,7 @@ def examine(
     return found + Findings(unchecked=tuple(f"{what} (depends on the other machine)" for what in left_out.values()))
 
 
-def refuse_wrong_run(cfg: Config, task: Task) -> None:
+def check_run(cfg: Config, task: Task) -> None:
     """Refuses a run that cannot work, before it loads anything.
 
     Problems that a run finds itself while reading its inputs are checked only if there are others, to report them
@@ -195,10 +195,10 @@ def refuse_wrong_run(cfg: Config, task: Task) -> None:
     found = ask(CHECKS, case, ["task", "arguments", "libraries", "machine", "model", "processes"])
     if found.problems:
         found += ask(CHECKS, case, ["inputs", "folder", "rows"])
-    found.refuse()
+    found.raise_problems()
 
 
-def refuse_wrong_launch(cfg: Config, make_task: Callable[[Config], Task], num_processes: int) -> None:
+def check_launch(cfg: Config, make_task: Callable[[Config], Task], num_processes: int) -> None:
     """Refuses a run that other processes will start, with all checks that they perform before they load weights.
 
     Args:
@@ -209,10 +209,10 @@ def refuse_wrong_launch(cfg: Config, make_task: Callable[[Config], Task], num_pr
     Raises:
         ConfigError: if there are problems; lists all of them.
     """
-    examine(Case(cfg, make_task, processes=num_processes), folder=False).refuse()
+    examine(Case(cfg, make_task, processes=num_processes), folder=False).raise_problems()
 
 
-def refuse_wrong_settings(cfg: Config, task: Task, simulated: bool = False) -> None:
+def check_settings(cfg: Config, task: Task, simulated: bool = False) -> None:
     """Refuses settings in commands that only plan a run, possibly for another machine.
 
     Args:
@@ -225,10 +225,10 @@ def refuse_wrong_settings(cfg: Config, task: Task, simulated: bool = False) -> N
     """
     stages: list[Stage] = ["task", "arguments", "model"]
     stages += ["libraries"] if simulated else []
-    ask(CHECKS, Case(cfg, lambda _: task), stages).refuse()
+    ask(CHECKS, Case(cfg, lambda _: task), stages).raise_problems()
 
 
-def refuse_wrong_steps(cfg: Config, milestones: Milestones, resume: Checkpoint | None) -> None:
+def check_steps(cfg: Config, milestones: Milestones, resume: Checkpoint | None) -> None:
     """Refuses settings that do not fit the number of steps, before the model is built.
 
     Args:

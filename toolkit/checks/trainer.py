@@ -79,7 +79,7 @@ def _problem(cfg: Config, name: str, value: Any) -> str | None:
         TypeAdapter(get_type_hints(transformers.TrainingArguments)[name]).validate_python(value, strict=True)
     except ValidationError as error:
         return f"{key}: received {show(value)}; {error.errors()[0]['msg']}"
-    # Everything else that the Trainer refuses, but only once the model is built.
+    # Everything else that the Trainer rejects, but only once the model is built.
     words, choices = [value], known[name].metadata.get("choices")
     if name == "debug":
         words, choices = value.split() if isinstance(value, str) else value, DEBUG

@@ -12,7 +12,7 @@ from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import options
 from toolkit.commands.options import Command
-from toolkit.system.launcher import refuse_launcher
+from toolkit.system.launcher import require_no_launcher
 
 EXPORT_MOST = 256
 """Most rows to compare on."""
@@ -33,7 +33,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 def run_export(arguments: argparse.Namespace) -> None:
     """Writes a zip with a script for transformers, or a folder with the model in another format."""
-    refuse_launcher("export")
+    require_no_launcher("export")
     folder = expanded(arguments.run)
     if arguments.format != "zip":
         default = f"{folder.absolute()}-{arguments.format}"
@@ -116,7 +116,7 @@ def run_push(arguments: argparse.Namespace) -> None:
     """Shows the files to upload and the repository, and uploads `model/` with its card."""
     from toolkit.deploy.push import push_run
 
-    refuse_launcher("push")
+    require_no_launcher("push")
     push_run(expanded(arguments.run), arguments.repo, arguments.private)
 
 
@@ -138,7 +138,7 @@ def run_merge(arguments: argparse.Namespace) -> None:
     """Exports a run as `merged`, below the run unless a folder is named."""
     from toolkit.deploy.trained import read_settings
 
-    refuse_launcher("merge")
+    require_no_launcher("merge")
     folder = expanded(arguments.run)
     read_settings(folder, arguments.recipe)  # a wrong run is said before the folder that would be in it
     output = output_folder(arguments.output_dir or RunFolder(folder).merged, make=False)

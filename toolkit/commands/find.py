@@ -38,13 +38,13 @@ def run_lr_plot(arguments: argparse.Namespace) -> None:
     task_type, loaded = options.load(arguments)
     cfg = loaded.config
     from toolkit.base.files import write_text
-    from toolkit.checks.run import refuse_wrong_settings
+    from toolkit.checks.run import check_settings
     from toolkit.document.charts import line_chart
     from toolkit.document.svg import sheet
     from toolkit.optim.schedules import factor_of, has_epochs, in_steps, is_cycled, momentum_of, peak_rate, warmup_steps
 
     task = task_type(cfg)
-    refuse_wrong_settings(cfg, task)
+    check_settings(cfg, task)
     total = cfg.train.max_steps
     train = cfg.train
     if total <= 0 or has_epochs(train):

@@ -171,7 +171,7 @@ def with_current_names(command: str, arguments: Sequence[str]) -> list[str]:
     return ["".join((former.get(name, name), equals, value)) for name, equals, value in split]
 
 
-def refuse_input(file: Path, inputs: Sequence[str], option: str = "--output") -> None:
+def reject_input_as_output(file: Path, inputs: Sequence[str], option: str = "--output") -> None:
     """Raises InputError if the file to write is one of the inputs, which are given as options name them."""
     from toolkit.config.paths import files_of
 
@@ -227,7 +227,7 @@ def _with_policy(overrides: Sequence[str], bad_rows: str | None) -> list[str]:
         return [*overrides]
     if any(override.partition("=")[0] == "data.bad_rows" for override in overrides):
         raise InputError("--bad-rows, data.bad_rows: both were given; remove one of them")
-    # What the run allowed to skip would be refused with `error`, but it is not what the user asks for here.
+    # What the run allowed to skip would be an error with `error`, but it is not what the user asks for here.
     unset = [f"data.max_bad_rows={DataConfig().max_bad_rows}"] if bad_rows == "error" else []
     return [*unset, *overrides, f"data.bad_rows={bad_rows}"]
 
@@ -241,12 +241,12 @@ def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tupl
         ToolkitError: if an argument is wrong, a library is missing, or the run cannot be opened.
     """
     from toolkit.deploy.serving.server import bound, require_libraries
-    from toolkit.system.launcher import refuse_launcher
+    from toolkit.system.launcher import require_no_launcher
 
     command = arguments.command[1]
     require_libraries(command, libraries)
-    _refuse_overrides_of_files(arguments.overrides)
-    refuse_launcher(command)
+    _reject_overrides_of_files(arguments.overrides)
+    require_no_launcher(command)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KERNELS)
     opened = bound(arguments.host, arguments.port)
     try:
@@ -256,7 +256,7 @@ def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tupl
         raise
 
 
-def _refuse_overrides_of_files(overrides: Sequence[str]) -> None:
+def _reject_overrides_of_files(overrides: Sequence[str]) -> None:
     """Raises ConfigError with all settings that concern files, for commands that read none."""
     from toolkit.base.errors import ConfigError
 

@@ -69,7 +69,7 @@ def _output(arguments: argparse.Namespace) -> Path | None:
         output = files[0].with_name(f"{stem}.predictions{suffix if known else '.csv'}")
     check_format(output)
     output = output_file(output)
-    options.refuse_input(output, arguments.input or [])
+    options.reject_input_as_output(output, arguments.input or [])
     return output
 
 
@@ -88,7 +88,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(expanded(arguments.run)).bad_rows_evaluate
     for file, what in ((output, "--output"), (bad, "--data: the list of unusable rows")):
         if file:
-            options.refuse_input(file, [arguments.data], what)
+            options.reject_input_as_output(file, [arguments.data], what)
     evaluate_file(open_trained(arguments, skips_rows=True), Path(arguments.run).name, arguments.data, bad, output)
 
 

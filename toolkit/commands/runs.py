@@ -16,7 +16,7 @@ from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import expanded
 from toolkit.base.outputs import output_file
 from toolkit.base.run_folder import RunFolder
-from toolkit.base.trust import is_own_run, refuse_unknown, shipped_copy
+from toolkit.base.trust import is_own_run, require_trusted, shipped_copy
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least
 from toolkit.report.runs import folder_of
@@ -50,7 +50,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 def run_runs(arguments: argparse.Namespace) -> None:
     """Prints a table of the runs below a folder, and the spread of runs that differ only in the seed."""
     from toolkit.base.console import say
-    from toolkit.lab.board import chosen, entry_of, refuse_unknown
+    from toolkit.lab.board import chosen, entry_of, require_known
     from toolkit.report.runs import find_records, repeats
 
     files = {name: output_file(path, f"--{name}") for name in ("html", "csv")
@@ -59,7 +59,7 @@ def run_runs(arguments: argparse.Namespace) -> None:
     every = [entry_of(record, folder) for record in find_records(folder)]
     if not every:
         raise InputError(f"{folder}: contains no runs (tried {folder.absolute()})")
-    refuse_unknown(arguments.columns, every, "--columns")
+    require_known(arguments.columns, every, "--columns")
     entries = chosen(every, arguments.where)
     if not entries:
         raise InputError(f"--where: none of the {len(every)} runs in {folder} meets {' and '.join(arguments.where)}")
@@ -251,9 +251,9 @@ def run_reproduce(arguments: argparse.Namespace) -> None:
         raise InputError(f"{arguments.run}: this run is not finished; resume it with checkpoint.resume=auto")
     own = arguments.trust_run or is_own_run(record.folder, record.facts)
     recipe = _recipe(arguments, record, own)
-    _refuse_foreign_code(arguments.run, record, own)
-    _refuse_wrong_sizes(arguments.run, record, own)
-    _refuse_incomparable_model(arguments.run, record)
+    _reject_foreign_code(arguments.run, record, own)
+    _require_sizes(arguments.run, record, own)
+    _require_comparable_model(arguments.run, record)
     folder = expanded(arguments.output_dir or f"{record.folder}-reproduced").absolute()
     if difference := _code_difference(record, recipe):
         warn(difference)
@@ -287,14 +287,14 @@ def _recipe(arguments: argparse.Namespace, record: Record, own: bool) -> Path:
         raise InputError(f"{arguments.run}: its recipe {recipe} no longer exists; name it with --recipe")
     if arguments.recipe is not None:
         return recipe
-    refuse_unknown(recipe, arguments.run, "with --recipe")
+    require_trusted(recipe, arguments.run, "with --recipe")
     found = recipe if own else shipped_copy(recipe)
     if found is None:
         raise InputError(f"{arguments.run}: {NOT_OWN}; name its recipe {recipe} with --recipe")
     return found
 
 
-def _refuse_foreign_code(run: str, record: Record, own: bool) -> None:
+def _reject_foreign_code(run: str, record: Record, own: bool) -> None:
     asked = [f"{key}={value}" for key in WITHOUT_CODE if (value := record.settings.get(key))]
     if asked and not own:
         raise InputError(
@@ -303,7 +303,7 @@ def _refuse_foreign_code(run: str, record: Record, own: bool) -> None:
         )
 
 
-def _refuse_wrong_sizes(run: str, record: Record, own: bool) -> None:
+def _require_sizes(run: str, record: Record, own: bool) -> None:
     """Raises InputError if `run.json` asks for a number of processes or threads that no run or no stranger's has."""
     facts = record.facts
     for name, value, most in (
@@ -319,11 +319,11 @@ def _refuse_wrong_sizes(run: str, record: Record, own: bool) -> None:
             )
 
 
-def _refuse_incomparable_model(run: str, record: Record) -> None:
+def _require_comparable_model(run: str, record: Record) -> None:
     """Raises InputError if the run's parameters are missing or not as written: there would be nothing to compare."""
-    from toolkit.report.facts import refuse_damaged_model
+    from toolkit.report.facts import require_intact_model
 
-    refuse_damaged_model(record.folder)
+    require_intact_model(record.folder)
     files = RunFolder(record.folder)
     if not _weight_files(files):
         raise InputError(

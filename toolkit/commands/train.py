@@ -134,7 +134,7 @@ def run_validate(arguments: argparse.Namespace) -> None:
     all_rows = not (arguments.settings_only or arguments.elsewhere)
     given, told = (task_type, arguments.config, arguments.overrides, arguments.elsewhere), Told()
     findings = validate(*given, first_rows=not all_rows, told=told)
-    findings.refuse(told)
+    findings.raise_problems(told)
     print(f"{arguments.config}: all settings are valid")
     for what in findings.unchecked:
         print(f"  not checked: {what}")
@@ -254,7 +254,7 @@ def _job(arguments: argparse.Namespace) -> Job:
     recipe, config = arguments.recipe, arguments.config
     options.find(arguments)
     task_type = load_task_type(arguments.recipe)
-    validate(task_type, arguments.config, arguments.overrides, elsewhere=True).refuse()
+    validate(task_type, arguments.config, arguments.overrides, elsewhere=True).raise_problems()
     cfg = load_settings(task_type, arguments.config, arguments.overrides, environ={}, check_files=False).config
     per_node, seconds, lead = _checked(arguments)
     kind, words = _words(arguments, recipe, config, per_node)

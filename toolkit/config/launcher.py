@@ -103,7 +103,7 @@ def _translate_fsdp(settings: Settings, environ: Mapping[str, str]) -> None:
         settings.set(key, max(1, processes), Source("launcher", f"launcher {USE_FSDP}=true"))
     for field, (variable, default) in FSDP.items():
         _agree(settings, ("parallel", field), environ.get(variable, str(default)).lower() in _TRUE, variable, default)
-    _refuse_others(settings, key, environ, NOT_TRANSLATED)
+    _reject_others(settings, key, environ, NOT_TRANSLATED)
 
 
 def _translate_deepspeed(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -121,7 +121,7 @@ def _translate_deepspeed(settings: Settings, environ: Mapping[str, str]) -> None
     _agree(settings, ("parallel", "offload"), optimizer == "cpu", OFFLOAD_OPTIMIZER, False)
     if clipping != "none":
         _agree(settings, ("train", "max_grad_norm"), float(clipping), GRADIENT_CLIPPING, None)
-    _refuse_others(settings, ("parallel", "backend"), environ, NOT_TRANSLATED_DEEPSPEED)
+    _reject_others(settings, ("parallel", "backend"), environ, NOT_TRANSLATED_DEEPSPEED)
 
 
 def _agree(settings: Settings, key: Key, asked: Any, variable: str, default: Any) -> None:
@@ -135,7 +135,7 @@ def _agree(settings: Settings, key: Key, asked: Any, variable: str, default: Any
         )
 
 
-def _refuse_others(
+def _reject_others(
     settings: Settings, key: Key, environ: Mapping[str, str], others: Mapping[str, tuple[frozenset[str], str]]
 ) -> None:
     """Reports variables of the launcher that ask for what the toolkit does not do."""

@@ -175,7 +175,7 @@ def _fetched(config: Config, fetched: Fetched) -> Iterator[str]:
     has_file = any(file.is_relative_to(fetched.folder) for file in files)
     if not (has_dataset or has_file or fetched.find(MODEL, name, model.revision)):
         yield f"offline_dir: received {show(config.offline_dir)}, but nothing that this run reads is there; remove it"
-    yield from problems_of(lambda: fetched.refuse_damage(content=False))
+    yield from problems_of(lambda: fetched.require_intact(content=False))
 
 
 def _not_fetched(fetched: Fetched, key: str, wanted: str) -> str:

@@ -21,7 +21,7 @@ from toolkit.config.messages import Key, join, nearest_key, show, show_typed
 
 
 class ShallowScanner(Scanner):
-    """The scanner of YAML, which refuses brackets in more than `MOST_LEVELS` levels when it comes to the first of them.
+    """The scanner of YAML, which rejects brackets in more than `MOST_LEVELS` levels when it comes to the first of them.
 
     It looks ahead for as long as a bracket may begin a key, with work for each open bracket: seconds for 2,000 of them.
     """
@@ -217,7 +217,7 @@ class _Reader:
         if self._too_many(key):
             return _UNUSABLE
         if any(node is outer for outer in self.open):
-            return self._refuse(key, "refers to itself")
+            return self._reject(key, "refers to itself")
         self.open.append(node)
         try:
             if isinstance(node, MappingNode) and node.tag == _CORE + "map":
@@ -228,7 +228,7 @@ class _Reader:
             if isinstance(node, ScalarNode) and node.tag in _SCALAR_TAGS:
                 return self._scalar(node, key)
             tag = str(node.tag).replace(_CORE, "!!")
-            return self._refuse(key, f"the YAML tag {tag} is not allowed: use plain text, numbers, lists and mappings")
+            return self._reject(key, f"the YAML tag {tag} is not allowed: use plain text, numbers, lists and mappings")
         finally:
             self.open.pop()
 
@@ -236,7 +236,7 @@ class _Reader:
         """Counts a value; a few aliases of aliases can stand for billions."""
         self.values += 1
         if self.values == MAX_VALUES + 1:
-            self._refuse(key, f"the YAML has more than {MAX_VALUES:,} values, counting those of aliases (*name)")
+            self._reject(key, f"the YAML has more than {MAX_VALUES:,} values, counting those of aliases (*name)")
         return self.values > MAX_VALUES
 
     def _mapping(self, node: MappingNode, key: Key) -> dict[str, Any]:
@@ -263,16 +263,16 @@ class _Reader:
                     if self._too_many(key):
                         break
                     if not isinstance(part, MappingNode) or any(part is outer for outer in self.open):
-                        self._refuse((*key, "<<"), "only another mapping can be merged here", name_node)
+                        self._reject((*key, "<<"), "only another mapping can be merged here", name_node)
                     else:
                         merged = {**self._pairs(part, key), **merged}
                 continue
             name = str(name_node.value) if isinstance(name_node, ScalarNode) else "?"
             if name_node.tag not in _KEY_TAGS or not is_text(name):
-                self._refuse((*key, show(name)), "a key must be text: put quotes around it", name_node)
+                self._reject((*key, show(name)), "a key must be text: put quotes around it", name_node)
             elif name in own:
                 first = own[name][0].start_mark.line + 1
-                self._refuse((*key, name), f"given twice (first in line {first}): keep one", name_node)
+                self._reject((*key, name), f"given twice (first in line {first}): keep one", name_node)
             else:
                 own[name] = (name_node, value_node)
         return {**merged, **own}
@@ -283,20 +283,20 @@ class _Reader:
             float(value if isinstance(value, int) else 0)  # larger integers can be neither shown nor compared
         except (ValueError, LookupError, AttributeError, OverflowError):  # the resolver does not check explicit tags
             kind = str(node.tag).removeprefix(_CORE)
-            return self._refuse(key, f"received {show(node.value)}, not a valid {kind}; put quotes around text")
+            return self._reject(key, f"received {show(node.value)}, not a valid {kind}; put quotes around text")
         if isinstance(value, float) and not math.isfinite(value):
-            return self._refuse(key, f"received {node.value}, expected a finite number")
+            return self._reject(key, f"received {node.value}, expected a finite number")
         if not isinstance(value, str | int | float | None):
             wanted = "expected text, a number, true, false or null; put quotes around text"
-            return self._refuse(key, f"received {node.value} (a date), {wanted}")
+            return self._reject(key, f"received {node.value} (a date), {wanted}")
         if isinstance(value, str) and not is_text(value):
-            return self._refuse(key, f"received {value!r}, which is not valid Unicode text without NUL characters")
+            return self._reject(key, f"received {value!r}, which is not valid Unicode text without NUL characters")
         return value
 
     def _source(self, node: Node) -> Source:
         return self.given or Source("file", f"{self.settings.default.place}:{node.start_mark.line + 1}")
 
-    def _refuse(self, key: Key, message: str, at: Node | None = None) -> Any:
+    def _reject(self, key: Key, message: str, at: Node | None = None) -> Any:
         self.settings.report(key, message, self.given if at is None else self._source(at))
         return _UNUSABLE
 

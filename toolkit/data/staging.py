@@ -188,7 +188,7 @@ def stage_files(data: DataConfig, task: Task) -> Stage:
     """
     folder = _own_folder(data)
     sources = [source_files(source, data, task) for source in _sources(data)]
-    _refuse_nesting(folder, sources)
+    _reject_nesting(folder, sources)
     with _disk_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _disk_errors(folder), _turn(folder):
@@ -215,7 +215,7 @@ def stage_problem(data: DataConfig, task: Task) -> str | None:
     """
     folder = _own_folder(data)
     sources = [source_files(source, data, task) for source in _sources(data)]
-    _refuse_nesting(folder, sources)
+    _reject_nesting(folder, sources)
     needed = {each.key: each for each in sources}
     with _disk_errors(folder):
         missing = [each for each in needed.values() if not (folder / each.key).exists()]
@@ -253,7 +253,7 @@ def _own_folder(data: DataConfig) -> Path:
     return folder
 
 
-def _refuse_nesting(folder: Path, sources: list[SourceFiles]) -> None:
+def _reject_nesting(folder: Path, sources: list[SourceFiles]) -> None:
     for each in sources:
         path = expanded(each.name)
         if path.is_dir() and folder.resolve().is_relative_to(path.resolve()):

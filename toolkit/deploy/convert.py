@@ -125,7 +125,7 @@ def convert_format(checkpoint: Checkpoint, output: Path, form: str) -> Path:
     return output / f"step-{checkpoint.step}"
 
 
-def refuse_unmergeable(cfg: Config) -> None:
+def require_mergeable(cfg: Config) -> None:
     """Raises an InputError with the reason if a run's adapters are not part of its weights."""
     reasons = {
         "none": "it trained the full model, which is in its folder model/",

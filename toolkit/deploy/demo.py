@@ -217,7 +217,7 @@ class OwnFiles:
             received += message.get("body", b"")
             more = message.get("more_body", False)
         body = bytes(received)
-        if refusal := self._refused(body):
+        if refusal := self._rejection(body):
             await answer_refusal(send, refusal)
             return
         whole: list[Message] = [{"type": "http.request", "body": body}]
@@ -227,7 +227,7 @@ class OwnFiles:
 
         await self._app(scope, replayed, send)
 
-    def _refused(self, body: bytes) -> Refusal | None:
+    def _rejection(self, body: bytes) -> Refusal | None:
         """Returns why a body is rejected, or None."""
         if len(body) > self._max_body:
             return Refusal(413, "the request is too large")

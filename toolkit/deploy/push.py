@@ -10,7 +10,7 @@ from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.models.adapters import BASE, FILE
 from toolkit.models.save import Upload, access_problems
-from toolkit.report.facts import refuse_damaged_model
+from toolkit.report.facts import require_intact_model
 from toolkit.report.runs import read_record
 
 
@@ -53,7 +53,7 @@ def _upload(run_folder: Path, repository: str | None, private: bool) -> Upload:
             f"{run_folder}: the run is not finished, so its model is not complete; resume it with "
             "checkpoint.resume=auto"
         )
-    refuse_damaged_model(run_folder)
+    require_intact_model(run_folder)
     if not files.model_card.is_file():
         raise InputError(f"{run_folder}: {files.model_card} is missing; a model is not pushed without its card")
     settings, name = record.settings, run_folder.absolute().name

@@ -18,7 +18,7 @@ from toolkit.base.console import quiet_libraries, say
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import expanded, read_json
 from toolkit.base.run_folder import RunFolder
-from toolkit.base.trust import refuse_unknown
+from toolkit.base.trust import require_trusted
 from toolkit.config.messages import join
 from toolkit.config.paths import source_of_finished
 from toolkit.config.sections import Config, DataConfig
@@ -35,7 +35,7 @@ from toolkit.models.parts import head_at_labels
 from toolkit.models.unpadded.families import choose
 from toolkit.models.unpadded.layers import install
 from toolkit.recipe import load_settings, load_task_type, recipe_names
-from toolkit.report.facts import refuse_damaged_model
+from toolkit.report.facts import require_intact_model
 
 if TYPE_CHECKING:
     import datasets
@@ -49,7 +49,7 @@ POLICY = ("bad_rows", "max_bad_rows")
 """Further ones, which have an effect where rows that cannot be used may be skipped."""
 
 
-def refuse_other_settings(overrides: Sequence[str], known: Sequence[str]) -> None:
+def require_data_settings(overrides: Sequence[str], known: Sequence[str]) -> None:
     """Raises a ConfigError for overrides of anything but `known` settings of the section `data`."""
     keys = [override.partition("=")[0] for override in overrides]
     names = join([f"data.{name}" for name in known], "and")
@@ -231,7 +231,7 @@ def read_settings(
     task_type = path if isinstance(path, type) else _trusted_task(folder, Path(path), named=recipe is not None)
     # The run's data may have been removed, and its launcher settings do not apply here.
     cfg = load_settings(task_type, files.config, overrides, environ={}, check_files=False)
-    refuse_other_settings(overrides, known)
+    require_data_settings(overrides, known)
     task = task_type(cfg.config)
     task.state.update(state)
     return cfg.config, task
@@ -247,14 +247,14 @@ def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
             say(f"the run's recipe {recipe} is not on this machine; the toolkit's {recipe.stem} is used")
             return load_task_type(recipe.stem)
         raise InputError(f"{folder}: the run's recipe {recipe} does not exist; name it {how}")
-    refuse_unknown(recipe, folder, how)
+    require_trusted(recipe, folder, how)
     return load_task_type(recipe)
 
 
 def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) -> TrainedRun:
     """Loads a finished run's processor and model onto the device, after verifying their checksums."""
     saved = RunFolder(folder).model
-    on_main(accelerator, refuse_damaged_model, folder)
+    on_main(accelerator, require_intact_model, folder)
     model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})
     processor = modalities.load(task.modality).load_processor(str(saved), model, task.options)
     config = load_model_config(model)

@@ -24,7 +24,7 @@ from toolkit.base.errors import CheckpointError, ToolkitError
 from toolkit.base.processes import STOP_SIGNALS
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint import contents, store
-from toolkit.checkpoint.manifest import refuse_damaged
+from toolkit.checkpoint.manifest import require_intact
 from toolkit.checkpoint.planning import Group, Snapshot, planned
 from toolkit.checkpoint.state import SavedState, changed_evaluation
 from toolkit.checkpoint.writing import NewCheckpoint, commit
@@ -364,7 +364,7 @@ class Checkpointer:
         path = self._folder(training.state.best_step)
         try:
             if not self.is_saved:  # a damaged file is found only after it has replaced the parameters
-                on_main(run.accelerator, refuse_damaged, path)
+                on_main(run.accelerator, require_intact, path)
             with run.strategy.loading(training.bare_model, training.optimizer) as (model, _):
                 best, kept = on_every(run.accelerator, self._load_best, path, model)
             on_every(run.accelerator, self._tell_of_best, best, kept)

@@ -96,7 +96,7 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-def refuse_unknown(names: Iterable[str], entries: Sequence[Entry], option: str) -> None:
+def require_known(names: Iterable[str], entries: Sequence[Entry], option: str) -> None:
     """Refuses names that no run has, and suggests similar ones; the error names the option.
 
     Raises:
@@ -164,7 +164,7 @@ def chosen(entries: Sequence[Entry], texts: Sequence[str]) -> list[Entry]:
         InputError: if a condition cannot be read, or names what no run has.
     """
     conditions = [parse(text) for text in texts]
-    refuse_unknown([condition.name for condition in conditions], entries, "--where")
+    require_known([condition.name for condition in conditions], entries, "--where")
     return [entry for entry in entries if all(condition.holds(entry.values) for condition in conditions)]
 
 

@@ -42,7 +42,7 @@ from toolkit.base.offline import (
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.output_folder import Claimed, OutputLock
 from toolkit.checks.check import Told
-from toolkit.checks.run import refuse_wrong_settings
+from toolkit.checks.run import check_settings
 from toolkit.config.paths import files_of
 from toolkit.config.sections import Config, DataConfig, ModelConfig
 from toolkit.data.columns import columns_in, used_columns
@@ -357,7 +357,7 @@ def model_file_names(folder: Path, model: ModelConfig) -> list[str]:
         )
     if "config.json" not in found:
         raise InputError(f"{MODEL}: {name!r} has no config.json in {folder}")
-    _refuse_code_elsewhere(read_json(folder / "config.json"), name, model.trust_remote_code)
+    _reject_code_elsewhere(read_json(folder / "config.json"), name, model.trust_remote_code)
     weights = [WEIGHTS] if WEIGHTS in found else [INDEX, *_shards(folder / INDEX)] if INDEX in found else []
     missing = [each for each in weights if each not in found]
     if missing or not weights:
@@ -372,7 +372,7 @@ def _shards(index: Path) -> list[str]:
     return sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
 
 
-def _refuse_code_elsewhere(config: Mapping[str, Any], name: str, trusted: bool) -> None:
+def _reject_code_elsewhere(config: Mapping[str, Any], name: str, trusted: bool) -> None:
     """Refuses a model whose code is in another repository, which it names as `owner/name--module.Class`."""
     elsewhere = sorted({value.split("--")[0] for value in _texts(config.get("auto_map")) if "--" in value})
     if trusted and elsewhere:
@@ -395,7 +395,7 @@ def _fetch_prepared(target: Target, cfg: Config, task: Task) -> None:
     from toolkit.distributed.launch import build_accelerator
     from toolkit.prepare.inputs import read_inputs
 
-    refuse_wrong_settings(cfg, task)
+    check_settings(cfg, task)
     with written_folder(target.folder / PREPARED) as folder:
         with _cache_in(folder), TemporaryDirectory(prefix="fetch-") as output:
             read_inputs(cfg, task, build_accelerator(cfg), Claimed(Path(output), None))

@@ -428,7 +428,7 @@ def inputs(cfg: Config) -> Iterator[Found]:
 
     if cfg.offline_dir is not None:
         fetched = read_fetched(cfg.offline_dir)
-        problems = tuple(problems_of(fetched.refuse_damage))
+        problems = tuple(problems_of(fetched.require_intact))
         yield Found("offline_dir", f"{fetched.folder}: {counted(len(fetched.files), 'file')}, all intact", problems)
     name = source_of(cfg).name_or_path
     if name is not None and kind_of(Path(name)) != "folder":

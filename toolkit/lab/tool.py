@@ -15,7 +15,7 @@ from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.base.files import write_json
 from toolkit.base.outputs import output_folder
-from toolkit.checks.run import refuse_wrong_launch
+from toolkit.checks.run import check_launch
 from toolkit.config.keys import written
 from toolkit.config.sections import Config
 from toolkit.document.blocks import Block, Code, Page, Section
@@ -75,7 +75,7 @@ class Request:
         more = written({key: value for group in groups for key, value in group.items()})
         cfg = self.load(more)
         if starts:
-            refuse_wrong_launch(cfg, self.task_type, self.launch.processes)
+            check_launch(cfg, self.task_type, self.launch.processes)
         return replace(self, overrides=[*self.overrides, *more], cfg=cfg)
 
     def make_output(self, empty: bool = True) -> Path:

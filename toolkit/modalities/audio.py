@@ -13,7 +13,7 @@ from toolkit.api.batch import BadRow, Processor
 from toolkit.api.random import RowRandom
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.data.media.files import refuse_failure
+from toolkit.data.media.files import raise_unless_file
 from toolkit.modalities.audio_files import WITH_LENGTH, lacks_last_page, missing_share, open_sound
 from toolkit.modalities.options import AudioOptions
 
@@ -208,7 +208,7 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
                     if not np.isfinite(block).all():
                         raise BadRow(f"{file['name']}: holds samples that are not finite numbers")
     except (soundfile.SoundFileError, OSError, MemoryError) as error:
-        refuse_failure(file["name"], error)
+        raise_unless_file(file["name"], error)
         raise BadRow(f"{file['name']}: cannot be decoded: {_reason(error)}") from error
     except ValueError as error:
         raise BadRow(f"{file['name']}: {error}") from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.api.batch import BadRow
-from toolkit.data.media.files import open_file, refuse_failure
+from toolkit.data.media.files import open_file, raise_unless_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -39,12 +39,12 @@ def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
             if width * height > max_pixels:
                 raise BadRow(f"{file['name']}: {width}x{height} pixels; task.image.max_pixels allows {max_pixels:,}")
             image.load()
-            _refuse_unclear_pixels(image, file["name"])
+            _require_clear_pixels(image, file["name"])
             return ImageOps.exif_transpose(image)
     except BadRow:
         raise
     except Exception as error:  # each decoder has its own exception types
-        refuse_failure(file["name"], error)
+        raise_unless_file(file["name"], error)
         raise BadRow(f"{file['name']}: {_reason(error, file['name'])}") from error
 
 
@@ -59,7 +59,7 @@ def image_formats() -> tuple[str, ...]:
     return FORMATS
 
 
-def _refuse_unclear_pixels(image: Image, name: str) -> None:
+def _require_clear_pixels(image: Image, name: str) -> None:
     """Rejects pixel modes without a defined range of values, because conversion would clip most values."""
     values = np.asarray(image) if image.mode == "I" else np.zeros(1)
     if image.mode not in MODES or values.min() < 0 or values.max() > 65535:

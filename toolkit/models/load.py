@@ -55,7 +55,7 @@ _COUNTS = re.compile("^(?!.*(size|dim|channel|theta)).*(layer|depth|block|expert
 """Names of the fields that say how many modules are built."""
 
 
-def _refuse_endless(values: Mapping[str, Any], key: str) -> None:
+def _reject_endless(values: Mapping[str, Any], key: str) -> None:
     """Raises ConfigError if fields of a configuration ask for a number of layers that no model has."""
     problems: list[str] = []
     waiting: list[tuple[str, Any, bool]] = [(key, values, False)]
@@ -83,14 +83,14 @@ def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
         )
     sizes = {name: value for name, value in fields.items() if name != "model_type"}
     _check_fields(AutoConfig.for_model(model_type), sizes, "model.from_config")
-    _refuse_endless(sizes, "model.from_config")
+    _reject_endless(sizes, "model.from_config")
     try:
         return AutoConfig.for_model(model_type, **sizes)
     except Exception as error:  # each configuration class has its own checks and exception types
         raise ConfigError([f"model.from_config: {model_type} rejects these sizes: {error}"]) from error
 
 
-def _refuse_special_files(folder: Path) -> None:
+def _reject_special_files(folder: Path) -> None:
     """Rejects a folder with a pipe or a device, because reading it may wait for ever."""
     entries = folder.iterdir() if kind_of(folder) == "folder" else ()
     found = [path.name for path in entries if path.exists() and not (path.is_file() or path.is_dir())]
@@ -113,11 +113,11 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
         config = _new_config(model.from_config)
     else:
         name = str(model.name_or_path)
-        _refuse_special_files(Path(name))
+        _reject_special_files(Path(name))
         prepare_download(name)
         try:
             fields, _ = PreTrainedConfig.get_config_dict(name, revision=model.revision or "main")
-            _refuse_endless(fields, "model.name_or_path")  # some classes make a list with an entry for each layer
+            _reject_endless(fields, "model.name_or_path")  # some classes make a list with an entry for each layer
             config = AutoConfig.from_pretrained(
                 name, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
             )
@@ -126,7 +126,7 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
         except Exception as error:  # Hub, JSON and configuration errors are all caused by this setting
             raise pretrained_error("model.name_or_path", name, error) from error
     _check_fields(config, model.config_overrides, "model.config_overrides")
-    _refuse_endless(model.config_overrides, "model.config_overrides")
+    _reject_endless(model.config_overrides, "model.config_overrides")
     try:
         for name, value in model.config_overrides.items():
             setattr(config, name, value)
@@ -214,7 +214,7 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
         )
     except Exception as error:
         raise pretrained_error("model.name_or_path", name, error) from error
-    _refuse_lost_weights(loaded, info, name)
+    _reject_lost_weights(loaded, info, name)
     return loaded
 
 
@@ -240,7 +240,7 @@ def attention(model: ModelConfig, config: PreTrainedConfig, auto_class: Any) -> 
     return {"attn_implementation": name}
 
 
-def _refuse_lost_weights(model: PreTrainedModel, info: dict[str, Any], name: str) -> None:
+def _reject_lost_weights(model: PreTrainedModel, info: dict[str, Any], name: str) -> None:
     """Rejects missing or mismatched weights, except the head's, which is newly initialised for other labels."""
     mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]]
     missing = sorted(info["missing_keys"])

@@ -112,7 +112,7 @@ def load_streamed_state(
     # A group all of whose parameters other processes train has no members here, and its settings have no effect.
     groups = [(group, frozenset(names[p] for p in group["params"])) for group in optimizer.param_groups]
     groups = [(group, members) for group, members in groups if members]
-    _refuse_misfit(optimizer, scalars, _shapes(parameters) | _shapes(saved), {members for _, members in groups})
+    _require_fit(optimizer, scalars, _shapes(parameters) | _shapes(saved), {members for _, members in groups})
 
     step_devices = {}
     for group, members in groups:
@@ -248,7 +248,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _refuse_misfit(
+def _require_fit(
     optimizer: torch.optim.Optimizer,
     scalars: Mapping[str, Any],
     shapes: Mapping[str, list[int]],

@@ -16,7 +16,14 @@ from toolkit.base.console import say, warn
 from toolkit.base.errors import ConfigError, DataError
 from toolkit.base.offline import PREPARED, read_fetched
 from toolkit.checkpoint.output_folder import Claimed
-from toolkit.checkpoint.state import VERSIONS, SavedState, changed_layout, changed_versions, layout, refuse_changes
+from toolkit.checkpoint.state import (
+    VERSIONS,
+    SavedState,
+    changed_layout,
+    changed_versions,
+    layout,
+    require_same_settings,
+)
 from toolkit.config import flatten
 from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
@@ -145,7 +152,7 @@ def read_inputs(
     identity = {**identity_of(cfg, rows, mesh), **resolved}
     if claimed.resume is not None:
         saved = SavedState.from_json(claimed.resume.state).identity
-        refuse_changes(saved, identity)
+        require_same_settings(saved, identity)
         if note := changed_layout(saved, identity):
             say(note)
         if note := changed_versions(saved, identity):
@@ -170,7 +177,7 @@ def _verify_fetched(cfg: Config, accelerator: Accelerator, content: bool) -> Non
     with local_main_first(accelerator):
         if accelerator.is_local_main_process:
             fetched = read_fetched(cfg.offline_dir)
-            fetched.refuse_damage(content)
+            fetched.require_intact(content)
             adopt(fetched.folder / PREPARED)
 
 

@@ -118,7 +118,7 @@ def _added_to_model(folder: Path, written: Mapping[str, str]) -> list[str]:
     return [name for name in names if known and name not in written]
 
 
-def refuse_damaged_model(folder: Path) -> None:
+def require_intact_model(folder: Path) -> None:
     """Refuses a finished run whose model or facts are not as they were written, and warns of changed settings.
 
     Raises:

@@ -52,7 +52,7 @@ def launched_processes(environ: Mapping[str, str] = os.environ) -> int | None:
     return int(environ.get("WORLD_SIZE", "1")) if is_launched(environ) else None
 
 
-def refuse_launcher(command: str, environ: Mapping[str, str] = os.environ) -> None:
+def require_no_launcher(command: str, environ: Mapping[str, str] = os.environ) -> None:
     """Raises InputError if a launcher has started several processes, which would all do a command's work."""
     if int(environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(f"toolkit {command} runs in one process; start it without a launcher")

@@ -13,7 +13,7 @@ import pytest
 
 from toolkit.base.cli_errors import EXIT_INTERRUPT, unexpected
 from toolkit.base.errors import InputError
-from toolkit.base.trust import refuse_unknown, trust
+from toolkit.base.trust import require_trusted, trust
 
 SLOW_TO_STOP = """
 import signal, time
@@ -56,7 +56,7 @@ def test_an_account_without_a_home_has_no_recipes_of_its_own(tmp_path: Path, mon
     recipe.write_text("TASK = None")
     trust(recipe, {})
     with pytest.raises(InputError, match="its recipe"):
-        refuse_unknown(recipe, "run", "with --recipe", {})
+        require_trusted(recipe, "run", "with --recipe", {})
 
 
 @pytest.mark.parametrize(

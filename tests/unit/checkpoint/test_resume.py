@@ -22,7 +22,7 @@ from toolkit.base.files import temporary_name
 from toolkit.checkpoint import manifest, output_folder
 from toolkit.checkpoint.output_folder import OutputLock, in_use, probe
 from toolkit.checkpoint.resume import decide_resume
-from toolkit.checkpoint.state import changed_layout, changed_settings, changed_versions, layout, refuse_changes
+from toolkit.checkpoint.state import changed_layout, changed_settings, changed_versions, layout, require_same_settings
 from toolkit.tracking.jsonl import mark_of, read_metrics, truncate_metrics, wrong_lines
 
 HOLDER = """
@@ -49,7 +49,7 @@ def damage(run: Path, number: int) -> None:
     (run / "checkpoints" / f"step-{number}" / "state.json").write_text("{}")
 
 
-def refuse_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> None:
+def no_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> None:
     """Makes the file system refuse all locks."""
 
     def refuse(*arguments: object) -> None:
@@ -79,7 +79,7 @@ def test_a_lock_keeps_other_processes_out_until_its_holder_dies(tmp_path: Path) 
             os.kill(worker, signal.SIGKILL)
 
 
-def test_a_lock_is_refused_twice_in_one_process_and_freed_at_the_end(tmp_path: Path) -> None:
+def test_a_lock_is_rejected_twice_in_one_process_and_freed_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to("run")
     with OutputLock(tmp_path / "run"):
@@ -117,7 +117,7 @@ def test_a_lock_that_cannot_be_written_is_not_in_use_by_another_process(
 
 
 def test_without_posix_locks_a_file_stands_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_locks(monkeypatch)
+    no_locks(monkeypatch)
     owner = tmp_path / ".lock.owner"
     with OutputLock(tmp_path):
         assert json.loads(owner.read_text())["pid"] == os.getpid()
@@ -142,7 +142,7 @@ def test_a_lock_that_is_not_permitted_is_not_in_use_by_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        refuse_locks(patched, errno.EACCES)
+        no_locks(patched, errno.EACCES)
         with OutputLock(tmp_path, patience_seconds=600.0):  # it does not wait for nobody
             assert json.loads((tmp_path / ".lock.owner").read_text())["pid"] == os.getpid()
         assert in_use(tmp_path) is None
@@ -151,7 +151,7 @@ def test_a_lock_that_is_not_permitted_is_not_in_use_by_another_process(
         assert holder.stdout is not None
         worker = int(holder.stdout.readline())
         try:
-            refuse_locks(monkeypatch, errno.EACCES)
+            no_locks(monkeypatch, errno.EACCES)
             assert f"in use by process {holder.pid}" in str(in_use(tmp_path))
             with pytest.raises(CheckpointError, match=f"process {holder.pid}"):
                 OutputLock(tmp_path).__enter__()
@@ -163,7 +163,7 @@ def test_a_lock_that_is_not_permitted_is_not_in_use_by_another_process(
 def test_a_process_that_was_killed_while_it_removed_a_dead_lock_does_not_stop_a_rerun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_locks(monkeypatch)
+    no_locks(monkeypatch)
     owner, removal = tmp_path / ".lock.owner", tmp_path / ".lock.owner.removal"
     owner.write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname(), "since": "2026"}))
     removal.touch()
@@ -178,7 +178,7 @@ def test_a_process_that_was_killed_while_it_removed_a_dead_lock_does_not_stop_a_
 
 def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has read the dead run's file before the first replaces it, and acts after that."""
-    refuse_locks(monkeypatch)
+    no_locks(monkeypatch)
     owner, dead = tmp_path / ".lock.owner", output_folder.is_of_dead_process
     former = {"pid": 2**22 + 1, "host": socket.gethostname(), "since": "2026-01-01T00:00:00+00:00"}
     owner.write_text(json.dumps(former))
@@ -204,7 +204,7 @@ def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkey
 def test_an_owner_file_without_content_is_that_of_a_dead_run_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_locks(monkeypatch)
+    no_locks(monkeypatch)
     owner = tmp_path / ".lock.owner"
     owner.touch()
     with pytest.raises(CheckpointError, match="in use by another process"):
@@ -359,7 +359,7 @@ def test_a_path_may_be_a_run(tmp_path: Path, folder: str) -> None:
         decide_resume(tmp_path, str(tmp_path / folder))
 
 
-def test_a_path_without_a_checkpoint_or_into_another_run_is_refused(tmp_path: Path) -> None:
+def test_a_path_without_a_checkpoint_or_into_another_run_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nowhere .*no such folder"):
         decide_resume(tmp_path / "run", str(tmp_path / "nowhere"))
     save_steps(tmp_path / "one", 3)
@@ -425,7 +425,7 @@ def test_free_settings_may_change() -> None:
     current["data.fingerprint.test"] = "new"
     current["task.labels"] = ("a", "b")
     assert changed_settings(SAVED, current) == []
-    refuse_changes(SAVED, current)
+    require_same_settings(SAVED, current)
 
 
 def test_every_other_change_is_named() -> None:
@@ -449,7 +449,7 @@ def test_every_other_change_is_named() -> None:
     ]
     assert changed_settings(SAVED, current) == expected
     with pytest.raises(CheckpointError) as caught:
-        refuse_changes(SAVED, current)
+        require_same_settings(SAVED, current)
     assert all(f"\n  - {message}\n" in str(caught.value) for message in expected)
     assert "another output_dir" in str(caught.value)
 
@@ -504,7 +504,7 @@ def test_processes_may_share_a_window_and_the_model_in_another_way(
         (1, Mesh(replicas=5), "use a number of data ranks that divides 24"),
     ],
 )
-def test_another_window_is_refused_with_what_to_set(batch: int, mesh: Mesh, advice: str) -> None:
+def test_another_window_is_rejected_with_what_to_set(batch: int, mesh: Mesh, advice: str) -> None:
     (problem,) = changed_settings(SAVED, split(batch, 1, mesh))
     assert problem.startswith(f"{WINDOW}: the run was started with 4 x 3 x 2 = 24 rows, now {batch} x 1 x ")
     assert f"; {advice}" in problem

@@ -120,7 +120,7 @@ def test_a_shard_that_is_not_there_is_found(tmp_path: Path, change: str) -> None
     assert verify(found.path)[0] == "optimizer/shard-00002-of-00002.safetensors: missing"
 
 
-def test_a_manifest_without_all_shards_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_without_all_shards_is_rejected(tmp_path: Path) -> None:
     found = save_in_two_shards(tmp_path)
     (found.path / "model" / "shard-00001-of-00002.safetensors").unlink()
     (found.path / "manifest.json").unlink()
@@ -182,7 +182,7 @@ def test_what_several_processes_hold_is_shared_out(monkeypatch: pytest.MonkeyPat
     assert {part.owner for each in complete.values() for part in each.parts} == {0}
 
 
-def test_a_type_that_no_checkpoint_holds_is_refused() -> None:
+def test_a_type_that_no_checkpoint_holds_is_rejected() -> None:
     with pytest.raises(CheckpointError, match=r"torch\.complex64: phase"):
         planned(Peers(), Group("model", {"phase": torch.zeros(2, dtype=torch.complex64)}), spread=False)
 

@@ -35,7 +35,7 @@ def test_a_checkpoint_of_an_older_version_is_read() -> None:
     [[], {"train": {"step": 1}}, {"train": [1], "identity": {}}, {"train": {"step": "1"}, "identity": {}},
      {"train": {"step": 1}, "identity": {}, "extensions": [1]}],
 )  # fmt: skip
-def test_what_the_toolkit_did_not_write_is_refused(content) -> None:
+def test_what_the_toolkit_did_not_write_is_rejected(content) -> None:
     with pytest.raises(CheckpointError, match=r"state\.json .* no usable"):
         SavedState.from_json(content)
 
@@ -50,12 +50,12 @@ def test_what_the_toolkit_did_not_write_is_refused(content) -> None:
         ({"train": {"step": 1}, "identity": {}, "trainer_callbacks": {"Mine": [1]}}, "trainer_callbacks.Mine"),
     ],
 )
-def test_values_that_the_toolkit_does_not_write_are_refused(content, named):
+def test_values_that_the_toolkit_does_not_write_are_rejected(content, named):
     with pytest.raises(CheckpointError, match=f"no usable {named};"):
         SavedState.from_json(content)
 
 
 @pytest.mark.parametrize("count", [None, 0, "2"])
-def test_an_identity_without_processes_is_refused(count):
+def test_an_identity_without_processes_is_rejected(count):
     with pytest.raises(CheckpointError, match="no usable num_processes"):
         layout_of({"num_processes": count})

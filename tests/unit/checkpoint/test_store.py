@@ -293,7 +293,7 @@ def test_a_full_disk_is_told_with_the_bytes_of_the_checkpoint(place, sharded, tm
     assert str(raised.value).startswith(f"cannot write the checkpoint {tmp_path}/step-6: a disk is full (")
 
 
-def test_open_checkpoint_refuses_what_is_not_whole(tmp_path: Path) -> None:
+def test_open_checkpoint_rejects_what_is_not_whole(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-1 .*no such folder"):
         open_checkpoint(tmp_path / "step-1")
     save_steps(tmp_path, 1)
@@ -302,7 +302,7 @@ def test_open_checkpoint_refuses_what_is_not_whole(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "step-1")
 
 
-def test_another_model_is_refused(tmp_path: Path) -> None:
+def test_another_model_is_rejected(tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
     found = open_checkpoint(tmp_path / "step-1")
     other = nn.Linear(4, 4)
@@ -330,7 +330,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
         ({"step": None}, "has values that the toolkit does not write"),
     ],
 )
-def test_a_manifest_with_the_right_hash_and_other_values_is_refused(
+def test_a_manifest_with_the_right_hash_and_other_values_is_rejected(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     save_steps(tmp_path, 1, 2)
@@ -370,7 +370,7 @@ def test_a_state_with_the_right_hash_that_cannot_be_read_is_damage(
         open_checkpoint(folder)
 
 
-def test_a_checkpoint_of_another_step_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_step_is_rejected(tmp_path: Path) -> None:
     save_steps(tmp_path, 1, 2)
     rewrite_manifest(tmp_path / "step-2", {"step": 1})
     assert verify(tmp_path / "step-2") == ["manifest.json: is of step 1, not of the folder's"]

@@ -27,7 +27,7 @@ ONE_STEP = ("train.max_steps=1", "checkpoint.save_steps=null", "data.max_train_s
         ),
     ],
 )
-def test_what_is_not_here_is_refused(setting, message, tmp_path):
+def test_what_is_not_here_is_rejected(setting, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         train("reviews", tmp_path / "run", *setting.split(" "))
     assert not (tmp_path / "run").exists()

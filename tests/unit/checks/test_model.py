@@ -46,7 +46,7 @@ def test_labels_are_set_by_the_task(recipe, section, setting):
         ("language_modeling", "bert", "is_decoder=false"),
     ],
 )
-def test_an_override_that_would_be_replaced_is_refused_before_rows_are_read(recipe, kind, setting):
+def test_an_override_that_would_be_replaced_is_rejected_before_rows_are_read(recipe, kind, setting):
     overrides = (f"model.from_config={{model_type: {kind}}}", f"model.config_overrides.{setting}")
     (problem,) = problems("model.config_overrides", recipe, *overrides)
     assert problem.startswith(f"model.config_overrides.{setting.partition('=')[0]}: received ")

@@ -12,7 +12,7 @@ from recording import recording, undeclared
 
 from toolkit.base.errors import ConfigError
 from toolkit.checks.rules import RULES
-from toolkit.checks.rules.parallel import REFUSED_LAUNCHES
+from toolkit.checks.rules.parallel import OTHER_LAUNCHES
 from toolkit.config import STRICT, Config, TrainConfig, read_config
 from toolkit.config.paths import ARCHIVES, FILE_FORMATS
 from toolkit.data.sources import READERS
@@ -289,7 +289,7 @@ def test_every_rule_is_tested() -> None:
     """Checks that the cases above break every rule, and show its reason and remedy."""
     met = [problem for words in CONFLICTS for problem in problems(words)]
     met += [problem for words in GPU_ONLY for problem in problems(words, ACCELERATE_USE_CPU="True")]
-    met += [problem for name in REFUSED_LAUNCHES for problem in problems("train.strategy=sync", **{name: "true"})]
+    met += [problem for name in OTHER_LAUNCHES for problem in problems("train.strategy=sync", **{name: "true"})]
     untested = [rule.keys for rule in RULES if not any(f": {rule.why}; {rule.instead}" in problem for problem in met)]
     assert untested == []
     assert len(RULES) >= 25
@@ -320,8 +320,8 @@ def test_of_a_section_the_settings_that_differ_from_their_defaults_are_shown() -
 
 
 @pytest.mark.parametrize("strategy", get_args(get_type_hints(TrainConfig)["strategy"]))
-@pytest.mark.parametrize(("variable", "name"), REFUSED_LAUNCHES.items())
-def test_a_launch_that_no_strategy_implements_is_refused(variable: str, name: str, strategy: str) -> None:
+@pytest.mark.parametrize(("variable", "name"), OTHER_LAUNCHES.items())
+def test_a_launch_that_no_strategy_implements_is_rejected(variable: str, name: str, strategy: str) -> None:
     with pytest.raises(
         ConfigError, match=f"the launcher asks for {name}, which no strategy implements.*launch without"
     ):

@@ -10,7 +10,7 @@ from runs import ROOT, train
 from toolkit.api.run import Checkpoint
 from toolkit.api.state import Milestones
 from toolkit.base.errors import ConfigError
-from toolkit.checks.run import refuse_wrong_steps
+from toolkit.checks.run import check_steps
 from toolkit.config import Config
 from toolkit.recipe import load_settings, load_task_type
 
@@ -24,9 +24,9 @@ def settings(*overrides: str) -> Config:
 
 def test_everything_that_comes_after_the_end_is_named():
     cfg = settings("train.max_steps=10", "model.unfreeze.epoch_2=[a]", "model.unfreeze.epoch_3=[b]")
-    refuse_wrong_steps(cfg, Milestones.of(cfg, 3), Checkpoint(Path(), 10, {}))
+    check_steps(cfg, Milestones.of(cfg, 3), Checkpoint(Path(), 10, {}))
     with pytest.raises(ConfigError) as wrong:
-        refuse_wrong_steps(cfg, Milestones.of(cfg, 5), Checkpoint(Path(), 11, {}))
+        check_steps(cfg, Milestones.of(cfg, 5), Checkpoint(Path(), 11, {}))
     assert [problem.split(";")[0] for problem in wrong.value.problems] == [
         "model.unfreeze.epoch_2: that is after step 10, and this run ends with step 10",
         "model.unfreeze.epoch_3: that is after step 15, and this run ends with step 10",

@@ -29,7 +29,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("setting", "message"), REFUSED.items(), ids=REFUSED)
-def test_values_that_the_trainer_refuses_are_refused(setting, message, tmp_path):
+def test_values_that_the_trainer_rejects_are_rejected(setting, message, tmp_path):
     cfg = settings(f"trainer.args.{setting}")
     (problem,) = trainer.argument_problems(cfg)
     assert problem.startswith(f"trainer.args.{setting.partition('=')[0]}: {message}")
@@ -45,7 +45,7 @@ def test_values_that_the_trainer_refuses_are_refused(setting, message, tmp_path)
         ("liger_kernel_config.rope=true", "trainer.args.liger_kernel_config: it has no effect without the kernels"),
     ],
 )
-def test_values_without_effect_or_that_fail_at_the_first_step_are_refused(setting, message):
+def test_values_without_effect_or_that_fail_at_the_first_step_are_rejected(setting, message):
     (problem,) = trainer.argument_problems(settings(f"trainer.args.{setting}"))
     assert problem.startswith(message)
 

@@ -110,7 +110,7 @@ def test_adapters_become_a_folder_for_peft(tmp_path: Path) -> None:
         (("convert", "nowhere", "--tensors"), "--tensors: only `toolkit checkpoint show` has this option"),
     ],
 )
-def test_wrong_use_is_refused(
+def test_wrong_use_is_rejected(
     arguments: tuple[str, ...],
     message: str,
     tmp_path: Path,

@@ -73,7 +73,7 @@ def test_the_settings_of_a_run_are_used(tmp_path, monkeypatch, capsys) -> None:
     assert "mine.csv: 21 rows are skipped, because task.label_map maps 'Bad' to null." in told
 
 
-def test_options_of_the_other_action_are_refused(tmp_path, capsys) -> None:
+def test_options_of_the_other_action_are_rejected(tmp_path, capsys) -> None:
     for arguments, said in (
         (("show", ratings(tmp_path), "--from", "x"), "--from: only `toolkit data get` has this option"),
         (("get", "agxqa", "--config", "x"), "--config: only `toolkit data show` has this option"),

@@ -205,7 +205,7 @@ def refusal(capsys, folder: Path, *arguments: object) -> str:
     return capsys.readouterr().err
 
 
-def test_data_that_fits_nothing_is_refused_with_what_to_do(tmp_path, capsys) -> None:
+def test_data_that_fits_nothing_is_rejected_with_what_to_do(tmp_path, capsys) -> None:
     empty = table(tmp_path / "empty.csv", ["text", "label"], [])
     assert "has no rows" in refusal(capsys, tmp_path, empty)
     one = table(tmp_path / "one.csv", ["text"], [[text] for text in sentences()])

@@ -71,7 +71,7 @@ def test_a_command_takes_a_former_spelling(capsys):
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "two"])
-def test_numbers_below_the_least_are_refused(text, capsys):
+def test_numbers_below_the_least_are_rejected(text, capsys):
     assert run_command("lr-plot", "recipes/reviews.py", "--config", "x.yaml", "--processes", text) == 2
     assert f"--processes: received {text}, must be a whole number of at least 1" in capsys.readouterr().err
 

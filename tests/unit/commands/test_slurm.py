@@ -248,7 +248,7 @@ def test_a_stopped_share_goes_on(tmp_path):
         (["train.max_step=3"], "did you mean train.max_steps?"),
     ],
 )
-def test_what_cannot_work_is_refused(options, message, tmp_path, capsys):
+def test_what_cannot_work_is_rejected(options, message, tmp_path, capsys):
     given = ["--time", "4:00:00", "--output", str(tmp_path / "job.sbatch"), *options]
     assert run_command("slurm", *CONFIG, *given) == 2
     assert message in " ".join(capsys.readouterr().err.split())

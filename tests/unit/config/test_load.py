@@ -451,7 +451,7 @@ def test_a_nul_in_a_path_is_a_wrong_setting() -> None:
     assert problems(GOOD, "output_dir=a\0b") == ["override output_dir=a\0b: not UTF-8 text"]
 
 
-def test_aliases_that_stand_for_billions_of_values_are_refused() -> None:
+def test_aliases_that_stand_for_billions_of_values_are_rejected() -> None:
     lists = ["x-a: &a [1,1,1,1,1,1,1,1,1]"]
     lists += [f"x-{new}: &{new} [{','.join(['*' + old] * 9)}]" for old, new in pairwise("abcdefghijkl")]
     merged = ["x-m: &m {a: 1}"]
@@ -494,7 +494,7 @@ def test_launcher_and_file_must_agree_about_deepspeed() -> None:
         ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "0", "parallel.zero_stage: received 0, allowed:"),
     ],
 )
-def test_what_the_launcher_asks_for_is_done_or_refused(variable: str, value: str, message: str) -> None:
+def test_what_the_launcher_asks_for_is_done_or_rejected(variable: str, value: str, message: str) -> None:
     kind = FSDP if variable.startswith("FSDP") else DEEPSPEED
     assert any(message in problem for problem in problems(GOOD, **kind | {variable: value}))
 

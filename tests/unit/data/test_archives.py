@@ -151,7 +151,7 @@ def test_entries_of_a_zip_that_cannot_be_read_are_bad_rows(tmp_path, monkeypatch
     assert contents(archive) == [b"good"]
 
 
-def test_a_file_that_unpacks_to_more_than_it_says_is_refused(tmp_path):
+def test_a_file_that_unpacks_to_more_than_it_says_is_rejected(tmp_path):
     folder = write(tmp_path / "set" / "a" / "1.png", bytes(100_000)).parents[1]
     archive = zip_of(folder, tmp_path / "a.zip")
     content = archive.read_bytes()
@@ -194,14 +194,14 @@ def test_a_tar_that_leads_back_ends(tmp_path):
         list(read_rows(archive))
 
 
-def test_archives_in_one_file_one_after_the_other_are_refused(tmp_path):
+def test_archives_in_one_file_one_after_the_other_are_rejected(tmp_path):
     one, two = (tar_with(tmp_path / f"{name}.tar", (f"{name}/1.png", b"x")) for name in "ab")
     one.write_bytes(one.read_bytes() + two.read_bytes())
     with pytest.raises(DataError, match="something follows its end; join archives with `tar --concatenate`"):
         list(read_rows(one))
 
 
-def test_archives_that_are_compressed_as_a_whole_are_refused_with_what_to_do(tmp_path):
+def test_archives_that_are_compressed_as_a_whole_are_rejected_with_what_to_do(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("a/1.png"), io.BytesIO())
     with pytest.raises(DataError, match=r"is not a whole, uncompressed \.tar archive"):

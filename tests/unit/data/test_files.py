@@ -83,7 +83,7 @@ def test_a_class_that_cannot_be_opened_is_not_left_out_in_silence(tmp_path, monk
         list(read_rows(tmp_path))
 
 
-def test_a_folder_without_classes_is_refused(tmp_path):
+def test_a_folder_without_classes_is_rejected(tmp_path):
     write(tmp_path / "1.png")
     with pytest.raises(DataError, match=r"<class>/<file>"):
         read_rows(tmp_path)

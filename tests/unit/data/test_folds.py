@@ -117,7 +117,7 @@ def test_a_group_is_in_one_fold(tmp_path):
         (["data.folds=1", "data.validation_file=null"], "data.folds: received 1"),
     ],
 )
-def test_settings_that_do_not_fit_folds_are_refused(overrides, message):
+def test_settings_that_do_not_fit_folds_are_rejected(overrides, message):
     with pytest.raises(ConfigError) as refused:
         rows_of(*overrides)
     assert message in str(refused.value)

@@ -171,7 +171,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("make", REFUSED)
-def test_files_that_are_refused(make, file):
+def test_files_that_are_rejected(make, file):
     with h5py.File(file.with_name("secret.h5"), "w") as secret:
         secret["x"] = [1]
     with h5py.File(file, "w") as opened:

@@ -76,13 +76,13 @@ def _words(file: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [_wild_offsets, _wild_classes, _cut, _name, _words])
-def test_files_that_are_not_sound_are_refused_before_they_are_read(make, tmp_path):
+def test_files_that_are_not_sound_are_rejected_before_they_are_read(make, tmp_path):
     make(tmp_path / "a.arrow")
     with pytest.raises(DataError, match=r"a\.arrow is not a valid Arrow file or stream"):
         list(read_rows(tmp_path / "a.arrow"))
 
 
-def test_a_wrong_description_of_columns_is_refused(tmp_path):
+def test_a_wrong_description_of_columns_is_rejected(tmp_path):
     schema = pa.schema({"text": pa.string()}, metadata={"huggingface": "{no json"})
     with pa.ipc.new_file(str(tmp_path / "a.arrow"), schema) as writer:
         writer.write_batch(pa.record_batch({"text": ["a"]}, schema=schema))

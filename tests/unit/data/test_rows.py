@@ -304,7 +304,7 @@ def test_skip_counts_and_error_lets_good_tables_pass(load):
     assert apply_policy({"train": tables["train"]}, "error") == {"train": 0}
 
 
-def test_skip_refuses_a_table_without_a_usable_row(load):
+def test_skip_rejects_a_table_without_a_usable_row(load):
     tables = {"train": load("t.csv", "text,label\n,pos\n,neg\n")}
     with pytest.raises(DataError, match=r"none of its 2 rows can be used:\n.*t.csv, row 2: column 'text' is empty"):
         apply_policy(tables, "skip")

@@ -172,7 +172,7 @@ def test_folders_that_cannot_hold_copies(data, tmp_path, monkeypatch):
         stage_files(data, Pictures())
 
 
-def test_a_file_that_changes_while_it_is_copied_is_refused(data, tmp_path, monkeypatch):
+def test_a_file_that_changes_while_it_is_copied_is_rejected(data, tmp_path, monkeypatch):
     monkeypatch.setattr("toolkit.data.staging.say", lambda text: write(tmp_path / "set" / "b" / "2.png", b"other"))
     with pytest.raises(DataError, match=r"b/2.png changed while it was copied"):
         stage_files(data, Pictures())

@@ -114,7 +114,7 @@ def test_a_failed_write_keeps_the_former_file(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["answers", "answers.txt", "answers.csv.gz"])
-def test_other_endings_are_refused_with_the_list(name):
+def test_other_endings_are_rejected_with_the_list(name):
     with pytest.raises(InputError, match=r"expected a name that ends in .csv, .tsv, .xlsx, .jsonl or .parquet"):
         check_format(Path(name))
 

@@ -90,7 +90,7 @@ def test_the_page_names_no_other_machine(pages):
     assert allowed == {"'self'", "'unsafe-inline'", "'unsafe-eval'", "data:", "blob:"}
 
 
-def test_a_request_that_refers_to_another_file_is_refused_whatever_it_says_it_is(tmp_path):
+def test_a_request_that_refers_to_another_file_is_rejected_whatever_it_says_it_is(tmp_path):
     async def echo(scope, receive, send) -> None:
         await Response(await Request(scope, receive).body())(scope, receive, send)
 

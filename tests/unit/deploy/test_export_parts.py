@@ -22,7 +22,7 @@ from toolkit.deploy.export.script import write_script
 from toolkit.recipe import load_settings, load_task_type
 
 
-def test_the_allowed_difference_grows_with_the_outputs_and_nan_is_refused():
+def test_the_allowed_difference_grows_with_the_outputs_and_nan_is_rejected():
     parity = Parity("onnx", 2, 5e-3, 60.0, 1e-4, "f1", {"f1": Pair(1, 1)}, Pair(1, 1), 8, 1, Pair(1, 1))
     assert parity.allowed == pytest.approx(6e-3)
     parity.check()
@@ -64,7 +64,7 @@ def test_masks_do_not_widen_what_is_allowed(mask, monkeypatch):
         compared(run, Model(1.0), SimpleNamespace(features=None))
 
 
-def test_a_single_row_is_repeated_and_what_cannot_be_traced_is_refused(tmp_path):
+def test_a_single_row_is_repeated_and_what_cannot_be_traced_is_rejected(tmp_path):
     class Model(nn.Module):
         def forward(self, input_ids, scale):
             return {"logits": input_ids.float() * scale}

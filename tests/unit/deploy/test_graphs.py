@@ -135,7 +135,7 @@ def test_adapters_are_merged_into_every_format(tmp_path, capsys):
     assert "library_name: transformers" in (merged / "README.md").read_text()
 
 
-def test_an_export_that_differs_is_refused_and_leaves_nothing(run, tmp_path, monkeypatch, capsys):
+def test_an_export_that_differs_is_rejected_and_leaves_nothing(run, tmp_path, monkeypatch, capsys):
     class Wrong(formats.ProgramModel):
         def forward(self, **inputs):
             outputs = super().forward(**inputs)
@@ -155,7 +155,7 @@ def test_an_export_that_differs_is_refused_and_leaves_nothing(run, tmp_path, mon
     assert (run / "model/README.md").read_text() == card
 
 
-def test_wrong_requests_are_refused_before_a_model_is_loaded(run, tmp_path, monkeypatch, capsys):
+def test_wrong_requests_are_rejected_before_a_model_is_loaded(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("toolkit.deploy.export.folder.open_run", lambda *_: pytest.fail("a model is loaded"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("")

@@ -143,7 +143,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("body", "headers", "status", "reason"), BAD.values(), ids=BAD)
-def test_a_bad_request_is_refused_with_the_reason(run, body, headers, status, reason):
+def test_a_bad_request_is_rejected_with_the_reason(run, body, headers, status, reason):
     with client(run, max_rows=8, max_body_mb=0.003) as server:
         found = server.post("/predict", content=body, headers=headers)
         assert found.status_code == status, found.text
@@ -153,7 +153,7 @@ def test_a_bad_request_is_refused_with_the_reason(run, body, headers, status, re
         assert server.post("/predict", json={"rows": [{"text": "good"}]}).status_code == 200
 
 
-def test_a_deep_row_is_refused_and_not_repeated(run):
+def test_a_deep_row_is_rejected_and_not_repeated(run):
     with client(run) as server:
         for depth in (20, 500, *range(940, 1000, 3), 5000):  # around Python's limit, at different steps of the checks
             body = b'{"rows": [{"text": ' + b"[" * depth + b"]" * depth + b"}]}"
@@ -174,7 +174,7 @@ def test_forms_have_rows_of_known_fields_and_files_only_for_files(run):
             assert (found.status_code, reason in found.json()["error"]) == (422, True), found.text
 
 
-def test_other_addresses_and_methods_are_refused_in_the_same_form(run):
+def test_other_addresses_and_methods_are_rejected_in_the_same_form(run):
     with client(run) as server:
         assert server.get("/nothing").json() == {"error": "Not Found", "problems": []}
         assert server.get("/predict").status_code == 405
@@ -203,7 +203,7 @@ class Held:
         self._compute(*arguments)
 
 
-def test_a_full_queue_refuses_further_requests(run, monkeypatch):
+def test_a_full_queue_rejects_further_requests(run, monkeypatch):
     held = Held(monkeypatch)
     with client(run, max_queue=2) as server, ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(server.post, "/predict", json={"rows": [{"text": "a"}]}) for _ in range(2)]

@@ -59,7 +59,7 @@ def test_offload_moves_the_parameters_in_stage_three_only(stage: int) -> None:
     assert ("offload_param" in zero) == (stage == 3)
 
 
-def test_float64_is_refused() -> None:
+def test_float64_is_rejected() -> None:
     strategy = DeepSpeed(None, Mesh(replicas=2), settings(1))
     with pytest.raises(ConfigError, match=r"float32, .*torch\.float64"):
         strategy.prepare(nn.Linear(2, 2).double())

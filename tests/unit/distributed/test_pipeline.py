@@ -122,7 +122,7 @@ def test_stages_are_balanced():
     assert partition([9, 1, 1], 3) == [range(1), range(1, 2), range(2, 3)]
 
 
-def test_other_models_are_refused_by_name():
+def test_other_models_are_rejected_by_name():
     swin, bert = SimpleNamespace(model_type="swin"), SimpleNamespace(model_type="bert", num_hidden_layers=3)
     assert "the layers of swin" in stage_problems(swin, 2, 1)[0]
     assert "needs at least 4 (2 per process) layers, but the model has 3" in stage_problems(bert, 2, 2)[0]

@@ -71,19 +71,19 @@ def test_the_width_of_each_layer_is_checked():
 
 
 @pytest.mark.parametrize("kind", ["convnext", "albert", "qwen2_moe", "gpt_oss"])
-def test_an_architecture_without_a_plan_is_refused(kind):
+def test_an_architecture_without_a_plan_is_rejected(kind):
     (problem,) = plan_problems(transformers.AutoConfig.for_model(kind), 2)
     assert f"there is no plan for splitting the layers of {kind}" in problem
     assert "set parallel.fsdp instead" in problem
 
 
-def test_a_style_that_is_not_known_refuses_the_plan(monkeypatch):
+def test_a_style_that_is_not_known_rejects_the_plan(monkeypatch):
     config = config_of("llama")
     monkeypatch.setattr(type(config), "base_model_tp_plan", {"layers.*.mlp": "moe_tp_experts"})
     assert "there is no plan" in plan_problems(config, 2)[0]
 
 
-def test_norms_of_heads_that_a_plan_leaves_out_are_refused():
+def test_norms_of_heads_that_a_plan_leaves_out_are_rejected():
     (problem,) = plan_problems(config_of("phi", qk_layernorm=True), 2)
     assert "qk_layernorm adds norms" in problem
 

@@ -51,7 +51,7 @@ def test_durations_are_short(seconds, text):
     assert format_duration(seconds) == text
 
 
-def test_a_run_that_does_not_fit_on_the_disk_is_refused_before_training(tmp_path, monkeypatch):
+def test_a_run_that_does_not_fit_on_the_disk_is_rejected_before_training(tmp_path, monkeypatch):
     free = 3_000_000
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     many = (*FEW, "train.max_steps=30", "checkpoint.save_steps=1", "checkpoint.save_total_limit=null")

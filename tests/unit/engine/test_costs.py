@@ -81,7 +81,7 @@ def test_processes_that_measure_the_same_counter_count_it_once(monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", ["much", -1.0, float("inf"), float("nan"), [1]])
-def test_figures_of_a_checkpoint_that_cannot_be_right_are_refused(wrong):
+def test_figures_of_a_checkpoint_that_cannot_be_right_are_rejected(wrong):
     with pytest.raises((TypeError, ValueError)):
         costs.Costs(None).restore({}, {"seconds": 1.0, "joules": wrong})  # type: ignore[arg-type]
 
@@ -128,7 +128,7 @@ def test_a_loss_reaches_its_target_from_above(tmp_path):
         ),
     ],
 )
-def test_targets_that_cannot_be_reached_are_refused(settings, message, tmp_path):
+def test_targets_that_cannot_be_reached_are_rejected(settings, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         train("reviews", tmp_path / "run", *RUN, *settings)
 

@@ -41,7 +41,7 @@ def test_scores_before_training_change_nothing_and_are_kept_over_a_resume(tmp_pa
     assert [line["step"] for line in lines(resumed, "eval_loss")] == [0, 2, 4]
 
 
-def test_without_validation_rows_it_is_refused(tmp_path):
+def test_without_validation_rows_it_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"remove eval\.eval_on_start, or set data\.validation_file"):
         train("reviews", tmp_path, "eval.eval_on_start=true", "data.validation_file=null", "data.validation_split=0",
               "data.max_eval_samples=null", "eval.eval_steps=null")  # fmt: skip

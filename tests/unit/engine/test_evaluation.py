@@ -8,7 +8,7 @@ from runs import SGD, train
 from toolkit.data.batching import batches
 
 
-def test_predictions_of_other_rows_are_refused(tmp_path, monkeypatch):
+def test_predictions_of_other_rows_are_rejected(tmp_path, monkeypatch):
     collate = batches.collate
 
     def turned(features, task, processor, random, *further, **named):

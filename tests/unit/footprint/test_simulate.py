@@ -158,7 +158,7 @@ def test_parts_are_those_of_a_real_run(tmp_path) -> None:
     assert found.rows == 8
 
 
-def test_what_decides_by_numbers_is_refused() -> None:
+def test_what_decides_by_numbers_is_rejected() -> None:
     planned = subject("bert")
     planned.task.loss_sum = lambda outputs, batch: outputs.logits.sum() if outputs.logits.sum() > 0 else 1 / 0
     with pytest.raises(InputError, match="without real values"):

@@ -141,7 +141,7 @@ def test_words_have_their_most_frequent_tags(tmp_path):
          "there are no validation or test rows to score"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_scored_is_refused(recipe, more, message, tmp_path, capsys):
+def test_what_cannot_be_scored_is_rejected(recipe, more, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["baseline", recipe, "--config", "smoke", "--output-dir", str(tmp_path / "out"), *more])
     assert ended.value.code == 2

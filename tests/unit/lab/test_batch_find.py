@@ -163,7 +163,7 @@ def test_a_process_that_the_system_kills_had_too_little_memory(monkeypatch):
     assert [each.fits for each in found] == [True, False]
 
 
-def test_what_the_estimate_refuses_is_not_trained(monkeypatch):
+def test_what_the_estimate_rejects_is_not_trained(monkeypatch):
     found = searched(monkeypatch, {4: [Outcome(error="is not reached")]}, capacity=3 * 2**20)
     assert [each.fits for each in found] == [True, True, False]
     assert found[-1].refused == "its estimate of 4 MiB exceeds the memory"
@@ -204,7 +204,7 @@ def test_errors_about_memory_are_told_apart(error):
         (["--steps", "1"], "must be a whole number of at least 3"),
     ],
 )
-def test_what_has_no_effect_is_refused(arguments, message, tmp_path, capsys):
+def test_what_has_no_effect_is_rejected(arguments, message, tmp_path, capsys):
     find("reviews", "--config", "smoke", "--output-dir", str(tmp_path / "out"), *arguments, code=2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

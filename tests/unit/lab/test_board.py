@@ -88,7 +88,7 @@ def test_conditions_choose_runs(folder, conditions, names):
         ("train.bf16>=true", "'true' is not a number"),
     ],
 )
-def test_a_condition_that_cannot_be_met_is_refused(folder, condition, message):
+def test_a_condition_that_cannot_be_met_is_rejected(folder, condition, message):
     with pytest.raises(InputError, match=f"--where: .*{message}"):
         chosen(entries(folder), [condition])
 

@@ -26,7 +26,7 @@ from toolkit.lab.certify import promises as ranks
 from toolkit.lab.certify import promises as resume
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN, Certificates
 from toolkit.lab.certify.strategy import strategies_of
-from toolkit.lab.certify.trainings import Training, outcome_file, refuse_wrong_trainings
+from toolkit.lab.certify.trainings import Training, check_trainings, outcome_file
 from toolkit.lab.jobs.jobs import Launch
 from toolkit.lab.tool import Request
 from toolkit.recipe import load_settings, load_task_type
@@ -237,7 +237,7 @@ def test_a_run_s_report_shows_the_newest_certificate_of_its_settings(tmp_path):
 
 
 @pytest.mark.parametrize(("option", "message"), [(["--rows", "5"], "at least 9"), (["--kill-at", "0"], "at least 1")])
-def test_numbers_that_make_no_sense_are_refused(option, message, capsys):
+def test_numbers_that_make_no_sense_are_rejected(option, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["certify", str(RECIPE), "--config", str(CONFIG), *option])
     assert ended.value.code == 2
@@ -264,9 +264,9 @@ def test_several_processes_are_checked_by_the_one_that_starts_them(tmp_path):
     sizes = "d_model: 8, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 2, decoder_attention_heads: 2"
     made = experiment(tmp_path, f"model.from_config={{model_type: bart, encoder_layerdrop: 0.1, {sizes}}}")
     one, two = Training("one"), Training("two", processes=2)
-    refuse_wrong_trainings([one], made)
+    check_trainings([one], made)
     with pytest.raises(ConfigError, match=r"1 setting is wrong:\n  - train\.ddp_find_unused_parameters: received"):
-        refuse_wrong_trainings([one, two], made)
+        check_trainings([one, two], made)
 
 
 @pytest.mark.slow

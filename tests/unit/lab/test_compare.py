@@ -69,7 +69,7 @@ def test_one_value_is_compared_with_what_is_configured():
 
 
 @pytest.mark.parametrize("text", ["train.optim", "=sgd", "train.optim=", "train.optim=sgd,sgd", "a.b=[1,2", "a.b='x,y"])
-def test_what_is_no_switch_is_refused(text):
+def test_what_is_no_switch_is_rejected(text):
     with pytest.raises(InputError, match="--switch: received"):
         read_switch(text, {})
 
@@ -119,13 +119,13 @@ def test_everything_wrong_is_named_before_anything_runs():
     )
     assert list(checked.configs) == ["0"]
     with pytest.raises(ConfigError) as error:
-        checked.refuse()
+        checked.raise_problems()
     text = str(error.value)
     for number, word in (("1", "'adamw'"), ("2", "did you mean train.optim?"), ("3", "torch_compile"), ("4", "fp16")):
         assert any(f"variant {number}:" in line and word in line for line in text.splitlines()), (number, text)
     checked = check({"train.optim": "sgd"}, {"train.optim": "nadam"}, {"train.optim": "nadam", "seed": "3"})
     with pytest.raises(ConfigError, match=r"2 of 3 variants: override train\.optim=nadam"):
-        checked.refuse()
+        checked.raise_problems()
 
 
 def test_rows_are_checked_before_anything_runs(tmp_path):
@@ -138,7 +138,7 @@ def test_rows_are_checked_before_anything_runs(tmp_path):
 
 def test_what_is_wrong_with_all_is_said_once():
     with pytest.raises(ConfigError) as error:
-        check({"train.optin": "sgd"}, {"train.optin": "adam"}, overrides=("train.learnig_rate=1",)).refuse()
+        check({"train.optin": "sgd"}, {"train.optin": "adam"}, overrides=("train.learnig_rate=1",)).raise_problems()
     assert str(error.value).count("learning_rate?") == 1
 
 
@@ -185,7 +185,7 @@ def test_the_launchers_settings_count(tmp_path):
         Launch.of(str(ROOT / "accelerate_configs/multi_node.yaml"), 4)
 
 
-def test_the_same_settings_twice_are_refused():
+def test_the_same_settings_twice_are_rejected():
     refused = check({"train.learning_rate": "1e-3"}, {"train.learning_rate": "0.001"}).refused
     assert refused == {"1": ["has the same settings as the variant 0"]}
 

@@ -362,7 +362,7 @@ def test_wrong_labels_of_all_rows_are_found_with_the_folds_of_a_cross_validation
 @pytest.mark.parametrize(
     ("run", "message"), [("missing", "--run: there is no folder"), ("", "not a run, missing config.yaml, run.json")]
 )
-def test_what_is_no_run_is_refused(run, message, tmp_path, capsys):
+def test_what_is_no_run_is_rejected(run, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(
             [

@@ -123,7 +123,7 @@ def test_what_the_folder_does_not_have_is_named(override, message, made, capsys)
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_folder_that_a_run_does_not_read_is_refused(made, capsys):
+def test_a_folder_that_a_run_does_not_read_is_rejected(made, capsys):
     assert run_command("validate", "reviews", "--config", "smoke", f"offline_dir={made}/fetched") == 2
     assert "but nothing that this run reads is there; remove it" in capsys.readouterr().err
 
@@ -165,7 +165,7 @@ def test_a_group_of_an_hdf5_file_is_fetched(tmp_path):
     assert run_command("validate", "reviews", *config, f"offline_dir={tmp_path}/fetched") == 0
 
 
-def test_files_of_others_and_paths_out_of_the_folder_are_refused(made, tmp_path, capsys):
+def test_files_of_others_and_paths_out_of_the_folder_are_rejected(made, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").touch()
     assert run_command("fetch", "reviews", "--config", "smoke", "--to", f"{tmp_path}/mine") == 2

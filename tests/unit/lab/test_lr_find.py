@@ -123,7 +123,7 @@ def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, mon
         (["--start-lr", "x"], "must be a number above 0"),
     ],
 )  # fmt: skip
-def test_what_has_no_range_is_refused(arguments, message, tmp_path, capsys):
+def test_what_has_no_range_is_rejected(arguments, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["lr-find", "reviews", "--config", "smoke", "--output-dir", str(tmp_path / "out"), *arguments])
     assert ended.value.code == 2

@@ -152,7 +152,7 @@ def test_a_step_that_wastes_nothing_needs_no_advice():
     assert found.page().lead == NOTHING
 
 
-def test_advice_that_the_settings_refuse_is_replaced_or_left_out():
+def test_advice_that_the_settings_reject_is_replaced_or_left_out():
     padded = changed(rank={"real": 700.0})
     (advice,) = advised(padded, refused=("train.unpadded=true",))
     assert advice["override"] == ["train.train_sampling_strategy=group_by_length"]

@@ -22,7 +22,7 @@ from toolkit.lab.search import population, report, trials, winner
 from toolkit.lab.search.report import SearchReport, verdict
 from toolkit.lab.search.space import Dimension
 from toolkit.lab.search.study import JOURNAL, OWNER, Book, Search, result_of
-from toolkit.lab.search.trials import lighten, refuse_too_many, resources
+from toolkit.lab.search.trials import lighten, require_gpus, resources
 from toolkit.lab.search.winner import differences, interval, same
 from toolkit.lab.search.worker import Watcher, risen
 from toolkit.lab.tool import Request
@@ -302,7 +302,7 @@ def test_a_space_without_a_possible_point_ends(make):
     assert log.read_text() == ""
 
 
-def test_another_search_is_refused(make):
+def test_another_search_is_rejected(make):
     search, _ = make
     asked = search(RATE)
     run(asked)
@@ -323,7 +323,7 @@ def test_several_trials_run_at_once_with_their_part_of_the_machine(make):
     assert resources(0, 2, 1, {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "3"}) == {}
     assert int(resources(0, 2, 1, {"CUDA_VISIBLE_DEVICES": ""})["OMP_NUM_THREADS"]) >= 1
     with pytest.raises(InputError, match="3 trials of 2 processes need 6 GPUs, and there are 4; set --parallel 2"):
-        refuse_too_many(3, 2, gpus)
+        require_gpus(3, 2, gpus)
 
 
 # Pruning

@@ -12,11 +12,11 @@ from toolkit.lab.search.population import explored
 from toolkit.lab.search.space import (
     METHODS,
     Dimension,
+    check_method,
     configured_point,
     grid_of,
     overrides_of,
     read_space,
-    refuse_misfit,
 )
 from toolkit.recipe import load_settings, load_task_type
 
@@ -114,24 +114,24 @@ def test_a_grid_is_every_combination_and_has_an_end():
         grid_of([Dimension(f"a.{n}", low=1, high=100, whole=True) for n in range(3)])
 
 
-def test_methods_that_do_not_fit_are_refused():
+def test_methods_that_do_not_fit_are_rejected():
     optim = Dimension("train.optim", ("sgd", "adam"))
     blind = configured("eval.eval_steps=null")
     for method in ("asha", "hyperband", "pbt"):
         with pytest.raises(ConfigError, match=rf"eval\.eval_steps: {method} compares trials at their evaluations"):
-            refuse_misfit(method, [RATE], blind, None)
+            check_method(method, [RATE], blind, None)
     with pytest.raises(ConfigError, match=r"train\.optim: cmaes needs ranges(.|\n)*at least two settings"):
-        refuse_misfit("cmaes", [optim], configured(), None)
+        check_method("cmaes", [optim], configured(), None)
     with pytest.raises(ConfigError, match=r"train\.optim: cannot change in the middle of a run"):
-        refuse_misfit("pbt", [RATE, optim], configured(), None)
+        check_method("pbt", [RATE, optim], configured(), None)
     ends = configured("train.early_stopping_patience=2", "train.max_time=00:01:00:00", "eval.eval_steps=1")
     with pytest.raises(ConfigError, match=r"train\.early_stopping_patience: would end(.|\n)*train\.max_time: would"):
-        refuse_misfit("pbt", [RATE], ends, None)
+        check_method("pbt", [RATE], ends, None)
     with pytest.raises(InputError, match="--storage: the members of a population"):
-        refuse_misfit("pbt", [RATE], configured(), "sqlite:///a.db")
+        check_method("pbt", [RATE], configured(), "sqlite:///a.db")
     for method in METHODS:
         if method not in ("cmaes", "pbt"):
-            refuse_misfit(method, [RATE, optim], configured(), None)
+            check_method(method, [RATE, optim], configured(), None)
 
 
 def test_a_child_explores_near_its_parent_and_inside_the_space():

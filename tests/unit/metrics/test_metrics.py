@@ -91,7 +91,7 @@ def test_squad_without_any_answerable_question() -> None:
     assert squad_scores(["", ""], [[], []]) == {"exact_match": 1.0, "f1": 1.0, "no_answer_f1": 1.0}
 
 
-def test_squad_refuses_another_number_of_predictions() -> None:
+def test_squad_rejects_another_number_of_predictions() -> None:
     with pytest.raises(ValueError, match="received 1 predictions for 2 questions"):
         squad_scores([""], [[], []])
 
@@ -129,12 +129,12 @@ def test_classification_on_a_hand_computed_case() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])
-def test_classification_refuses_ids_outside_the_labels(wrong: int) -> None:
+def test_classification_rejects_ids_outside_the_labels(wrong: int) -> None:
     with pytest.raises(ValueError, match=r"class ids must be 0 to 2 \(3 labels\)"):
         classification_scores([0, wrong], [0, 1], LABELS)
 
 
-def test_classification_refuses_repeated_labels() -> None:
+def test_classification_rejects_repeated_labels() -> None:
     with pytest.raises(ValueError, match="labels must be different names"):
         classification_scores([0], [0], ["a", "a"])
 

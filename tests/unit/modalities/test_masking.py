@@ -75,7 +75,7 @@ def test_rows_are_masked_by_epoch_in_training_only():
     assert (first[0] == first[0][:1]).all()  # all frequencies alike
 
 
-def test_masks_without_effect_are_refused(tmp_path):
+def test_masks_without_effect_are_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"time_mask_width: .*task\.audio\.time_masks"):
         train("reviews/smoke_audio", tmp_path, "task.audio.time_mask_width=0.5")
     options = SimpleNamespace(audio=AudioOptions(frequency_masks=1))

@@ -28,7 +28,7 @@ def test_every_token_is_in_a_window_and_the_truncation_is_forgotten(tokenizer):
     assert len(tokenizer("a b c d e f g")["input_ids"]) == 7
 
 
-def test_a_library_that_loses_windows_is_refused(tokenizer, monkeypatch):
+def test_a_library_that_loses_windows_is_rejected(tokenizer, monkeypatch):
     class Loses:
         def __init__(self, model):
             pass

@@ -52,6 +52,6 @@ def test_batches_have_few_shapes_and_training_stays_the_same(config, tmp_path):
         ("reviews/smoke_image", (), "only batches of text are padded so; remove it"),
     ],
 )
-def test_what_cannot_be_padded_is_refused(config, overrides, message, tmp_path):
+def test_what_cannot_be_padded_is_rejected(config, overrides, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         train(config, tmp_path / "run", *overrides, "train.pad_to_multiple_of=16")

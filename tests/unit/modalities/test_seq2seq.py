@@ -201,7 +201,7 @@ def test_decoding_leaves_out_what_fills_up():
     ]
 
 
-def test_models_that_do_not_fit_are_refused():
+def test_models_that_do_not_fit_are_rejected():
     options = SimpleNamespace(max_source_length=200, max_target_length=64, val_max_target_length=None, limits=LIMITS)
     (message,) = seq2seq.check_model(transformers.BertConfig(), options)
     assert "received a bert" in message

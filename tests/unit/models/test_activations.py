@@ -101,7 +101,7 @@ def test_older_libraries_are_asked_by_their_own_name():
         spare_activations(Older(), TrainConfig(activation_checkpointing="every_2_layers"))
 
 
-def test_models_that_cannot_are_refused(tmp_path):
+def test_models_that_cannot_are_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"received 'full', but ConvNext\w+ cannot recompute activations"):
         train("reviews/smoke_image", tmp_path / "run", CHECKPOINTED)
     model = bert()
@@ -111,7 +111,7 @@ def test_models_that_cannot_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["every_0_layers", "every_2", "some", "Full", "segments_0"])
-def test_other_words_are_refused(setting, tmp_path):
+def test_other_words_are_rejected(setting, tmp_path):
     with pytest.raises(ConfigError, match=r"train\.activation_checkpointing: received"):
         train("reviews", tmp_path / "run", f"train.activation_checkpointing={setting}")
 
@@ -149,7 +149,7 @@ def test_what_is_offloaded_is_no_parameter():
     assert (x * x).grad_fn._saved_self.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
-def test_attention_is_chosen_and_refused(tmp_path):
+def test_attention_is_chosen_and_rejected(tmp_path):
     few = ("train.max_steps=2", "checkpoint.save_steps=null", "train.per_device_train_batch_size=4")
     for name in ("eager", "sdpa"):
         train("reviews", tmp_path / name, *few, f"model.attn_implementation={name}")

@@ -194,12 +194,12 @@ def test_a_merge_that_changes_answers_is_found(tmp_path, monkeypatch, capsys):
         ("reviews", ("method=qlora",), "qlora needs a GPU for its 4-bit weights|trained from scratch|4 bits"),
     ],
 )
-def test_what_cannot_be_adapted_is_refused(task, settings, message, tmp_path):
+def test_what_cannot_be_adapted_is_rejected(task, settings, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         train(task, tmp_path / "run", *FEW, *(f"model.peft.{setting}" for setting in settings))
 
 
-def test_adapters_that_name_code_are_refused(tmp_path):
+def test_adapters_that_name_code_are_rejected(tmp_path):
     named = {"peft_type": "LORA", "megatron_config": {"a": 1}, "megatron_core": "evil"}  # which peft would import
     (tmp_path / "adapter_config.json").write_text(json.dumps(named))
     with pytest.raises(InputError, match=r"adapter_config\.json: megatron_config names code to import"):

@@ -72,7 +72,7 @@ def test_what_is_not_random_is_exact(rate, training, expected):
     assert torch.equal(dropout(torch.ones(8), rate, training), torch.full((8,), expected))
 
 
-def test_rates_out_of_range_are_refused_as_by_pytorch():
+def test_rates_out_of_range_are_rejected_as_by_pytorch():
     for rate in (-0.1, 1.1):
         with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1"):
             dropout(torch.ones(2), rate)
@@ -294,7 +294,7 @@ def test_what_auto_becomes():
     assert not is_chosen(TrainConfig(torch_compile=True), cpu)
 
 
-def test_a_run_names_it_and_refuses_to_resume_with_another(tmp_path, monkeypatch):
+def test_a_run_names_it_and_rejects_to_resume_with_another(tmp_path, monkeypatch):
     train("reviews", tmp_path / "whole", *DROPOUT)
     stop_before = stopper(monkeypatch)
     stop_before(9)

@@ -84,7 +84,7 @@ def test_gradual_unfreezing_moves_nothing_before_its_time(optim, tmp_path, monke
         (("model.freeze=backbone", "model.unfreeze.epoch_1=[bert.*]"), r"the run would end before these parameters"),
     ],
 )
-def test_what_cannot_be_frozen_is_refused(settings, message, tmp_path):
+def test_what_cannot_be_frozen_is_rejected(settings, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         train("reviews", tmp_path / "run", *FEW, "train.gradient_accumulation_steps=2", *settings)
 

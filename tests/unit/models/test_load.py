@@ -55,7 +55,7 @@ def test_weights_are_trained_in_float32_whatever_they_were_saved_in(pretrained, 
     assert build_model(settings, load_model_config(settings), HEAD, seed=1).dtype == torch.float32
 
 
-def test_sizes_that_do_not_fit_the_weights_are_refused(pretrained):
+def test_sizes_that_do_not_fit_the_weights_are_rejected(pretrained):
     settings = ModelConfig(name_or_path=str(pretrained), config_overrides={"hidden_size": 16})
     with pytest.raises(InputError, match="do not fit BertForSequenceClassification"):
         build_model(settings, load_model_config(settings), HEAD, seed=1)
@@ -72,7 +72,7 @@ def test_pickled_weights_are_not_loaded(pretrained, tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_model_folder_with_a_pipe_is_refused(pretrained, tmp_path, name):
+def test_a_model_folder_with_a_pipe_is_rejected(pretrained, tmp_path, name):
     """Whoever opens it would wait for ever."""
     folder = shutil.copytree(pretrained, tmp_path / "model")
     (folder / name).unlink(missing_ok=True)
@@ -132,7 +132,7 @@ def test_wrong_models_are_said_plainly(settings, message):
         load_model_config(ModelConfig(**settings))
 
 
-def test_a_folder_that_asks_for_endless_layers_is_refused_before_its_configuration_is_made(tmp_path):
+def test_a_folder_that_asks_for_endless_layers_is_rejected_before_its_configuration_is_made(tmp_path):
     """Its class makes a list with one entry per layer."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "num_hidden_layers": 10**12}))
     with pytest.raises(ConfigError, match=r"name_or_path\.num_hidden_layers: received 1000000000000, expected at most"):

@@ -134,7 +134,7 @@ def test_a_pass_that_fails_leaves_nothing_behind():
         assert model(**inputs).logits.shape == (2, 2)
 
 
-def test_layers_that_do_not_pass_on_their_results_are_refused():
+def test_layers_that_do_not_pass_on_their_results_are_rejected():
     layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     segment_layers(layers, 1)
     with pytest.raises(RunError, match="layers of type Linear do not pass their results on to each other"):
@@ -143,7 +143,7 @@ def test_layers_that_do_not_pass_on_their_results_are_refused():
     assert layers[0].weight.grad is not None
 
 
-def test_models_that_skip_layers_are_refused():
+def test_models_that_skip_layers_are_rejected():
     config = transformers.Wav2Vec2Config(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, layerdrop=0.1,
                                          intermediate_size=16, num_conv_pos_embeddings=4,
                                          num_conv_pos_embedding_groups=2)  # fmt: skip

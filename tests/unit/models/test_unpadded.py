@@ -183,7 +183,7 @@ def test_layers_without_hooks_run_padded():
     assert_same(padded, bare, batch(CLASSIFIER), flat=False)
 
 
-def test_states_of_layers_are_refused():
+def test_states_of_layers_are_rejected():
     _, unpadded = copies("bert", CLASSIFIER)
     with pytest.raises(ValueError, match="output_hidden_states: the layers of a model without padding"):
         unpadded(**batch(CLASSIFIER), output_hidden_states=True)

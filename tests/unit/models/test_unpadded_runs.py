@@ -103,7 +103,7 @@ def test_a_finished_run_predicts_without_padding(tmp_path):
         ("model.attn_implementation=eager", "its attention is eager, and only sdpa is computed sequence by sequence"),
     ],
 )  # fmt: skip
-def test_what_cannot_leave_out_padding_is_refused(settings, message, tmp_path):
+def test_what_cannot_leave_out_padding_is_rejected(settings, message, tmp_path):
     sizes = SMALL if "bloom" in settings else None
     with pytest.raises(ConfigError, match=message):
         train("reviews", tmp_path, *FEW, settings, "train.unpadded=true", sizes=sizes)

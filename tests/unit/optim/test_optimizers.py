@@ -128,7 +128,7 @@ def test_the_head_has_a_rate_of_its_own_and_the_first_group_is_the_one_that_is_l
 @pytest.mark.parametrize(
     ("settings", "network"), [({"head_learning_rate": 1.0}, model), ({"layerwise_lr_decay": 0.5}, square)]
 )
-def test_rates_of_what_a_model_does_not_have_are_refused(settings, network):
+def test_rates_of_what_a_model_does_not_have_are_rejected(settings, network):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         build_optimizer(network(), TrainConfig(**settings))
 
@@ -316,7 +316,7 @@ def test_schedule_free_trains_the_same_however_often_it_is_evaluated_and_keeps_t
 
 
 @pytest.mark.parametrize(("optim", "library"), [("lion_8bit", "bitsandbytes"), ("schedule_free_adamw", "schedulefree")])
-def test_what_is_not_installed_is_refused_with_its_extra(optim, library, monkeypatch):
+def test_what_is_not_installed_is_rejected_with_its_extra(optim, library, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (problem,) = library_problems(TrainConfig(optim=optim))
     assert re.search(rf"{library} is not installed .*finetune-toolkit\[optimizers\]", problem)

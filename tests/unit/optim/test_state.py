@@ -224,7 +224,7 @@ def saved_adamw() -> tuple[dict[str, Tensor], dict[str, Any]]:
     return through_json(optimizer_state(optimizer, model))
 
 
-def test_refuses_another_shape() -> None:
+def test_rejects_another_shape() -> None:
     model = make_model(width=6)
     optimizer = torch.optim.AdamW(groups_of(model))
     with pytest.raises(CheckpointError, match=r"0\.weight: was saved with shape \[5, 3\], now has shape \[6, 3\]"):
@@ -232,7 +232,7 @@ def test_refuses_another_shape() -> None:
     assert not optimizer.state
 
 
-def test_refuses_a_tensor_of_another_shape_or_missing() -> None:
+def test_rejects_a_tensor_of_another_shape_or_missing() -> None:
     model = make_model()
     optimizer = torch.optim.AdamW(groups_of(model))
     tensors, scalars = saved_adamw()
@@ -244,7 +244,7 @@ def test_refuses_a_tensor_of_another_shape_or_missing() -> None:
     assert "2.bias::exp_avg_sq: was saved, but does not exist now" in str(caught.value)
 
 
-def test_refuses_other_names() -> None:
+def test_rejects_other_names() -> None:
     model = nn.ModuleDict({"encoder": nn.Linear(3, 5)})
     with pytest.raises(CheckpointError) as caught:
         load_optimizer_state(torch.optim.AdamW(model.parameters()), model, *saved_adamw())
@@ -252,7 +252,7 @@ def test_refuses_other_names() -> None:
     assert "encoder.weight: was not saved" in str(caught.value)
 
 
-def test_refuses_another_optimizer_and_another_grouping() -> None:
+def test_rejects_another_optimizer_and_another_grouping() -> None:
     model = make_model()
     with pytest.raises(CheckpointError, match="the saved optimizer is AdamW, the current one SGD"):
         load_optimizer_state(torch.optim.SGD(groups_of(model)), model, *saved_adamw())
@@ -261,7 +261,7 @@ def test_refuses_another_optimizer_and_another_grouping() -> None:
         load_optimizer_state(torch.optim.AdamW(one_group), model, *saved_adamw())
 
 
-def test_refuses_what_it_cannot_name_or_hold() -> None:
+def test_rejects_what_it_cannot_name_or_hold() -> None:
     model = make_model()
     stranger = torch.optim.SGD([nn.Parameter(torch.ones(1))])
     with pytest.raises(CheckpointError, match=r"has 1 parameter\(s\) that are not in the model"):

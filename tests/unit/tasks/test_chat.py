@@ -59,19 +59,19 @@ def test_answers_are_the_messages_of_the_assistant_with_their_end(template):
     assert all(len(processor(name)["input_ids"]) == 1 for name in ("<|user|>", "<|assistant|>", "<|endoftext|>"))
 
 
-def test_a_template_that_changes_earlier_messages_is_refused_with_the_row():
+def test_a_template_that_changes_earlier_messages_is_rejected_with_the_row():
     rows = {"messages": [messages(*TALK[:2]), messages(*TALK)], "_number": [7, 8]}
     with pytest.raises(DataError, match=r"row 8: the chat template changes what comes before or in message 2"):
         list(chat.encode_examples(rows, tokenizer(LAST_ONLY), labelled=True))
 
 
-def test_a_template_that_refuses_a_conversation_is_reported_with_the_row():
+def test_a_template_that_rejects_a_conversation_is_reported_with_the_row():
     rows = {"messages": [messages(*TALK)], "_number": [3]}
     with pytest.raises(DataError, match="row 3: the chat template cannot be applied: roles must alternate"):
         list(chat.encode_examples(rows, tokenizer(STRICT), labelled=True))
 
 
-def test_a_tokenizer_without_a_template_is_refused():
+def test_a_tokenizer_without_a_template_is_rejected():
     rows = {"messages": [messages(*TALK)], "_number": [1]}
     with pytest.raises(InputError, match=r"needs a chat template.*set task\.chat_template"):
         list(chat.encode_examples(rows, tokenizer(None), labelled=True))

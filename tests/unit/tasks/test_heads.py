@@ -212,7 +212,7 @@ def test_a_label_that_is_mapped_to_null_excludes_its_rows():
         ({"label_map": {"1": "low"}, "problem_type": "regression"}, "task.label_map: has no effect with"),
     ],
 )
-def test_a_label_map_that_cannot_work_is_refused(options, problem):
+def test_a_label_map_that_cannot_work_is_rejected(options, problem):
     (found,) = load_task_type(ROOT / "recipes/reviews.py").Options(**options).problems()
     assert problem in found
 

@@ -100,7 +100,7 @@ def test_labels_follow_the_words():
     assert labels_of(windows, [[4], None]) == [[-100, 4, -100], [IGNORE_INDEX] * 2, [IGNORE_INDEX] * 2]
 
 
-def test_a_stride_without_room_is_refused():
+def test_a_stride_without_room_is_rejected():
     with pytest.raises(InputError, match=r"task\.stride: received 10, but windows hold 10 tokens"):
         encode_words(ROWS, new_tokenizer(), 12, 10)
 

@@ -263,7 +263,7 @@ def test_answers_of_real_questions_are_where_they_should_be(real_data: Path) -> 
         assert all(context.startswith(t, s) for t, s in zip(clean["text"], clean["answer_start"], strict=True))
 
 
-def test_a_context_at_position_0_is_refused() -> None:
+def test_a_context_at_position_0_is_rejected() -> None:
     """XLNet's pairs are `a <sep> b <sep> <cls>`, with the context first."""
     tokenizer = word_tokenizer(padding_side="left")
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(

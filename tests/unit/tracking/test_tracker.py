@@ -123,7 +123,7 @@ def test_tools_that_train_leave_no_setting_of_a_tracker(output_dir, overrides):
         ("parallel.backend=deepspeed", "DeepSpeed keeps the gradient in buffers of its own"),
     ],
 )
-def test_histograms_that_cannot_be_shown_are_refused(output_dir, override, message):
+def test_histograms_that_cannot_be_shown_are_rejected(output_dir, override, message):
     with pytest.raises(ConfigError) as refused:
         settings(output_dir, "tracking.report_to=[wandb, mlflow]", "tracking.histogram_steps=5", override)
     assert any(message in problem for problem in refused.value.problems)
@@ -320,7 +320,7 @@ def test_trackio_gets_what_a_finished_run_shows(output_dir, trackio):
     assert final == {"final/eval_f1": 0.5, "report/samples": (("| sample |\n|---|\n| Once |",), {})}
 
 
-def test_trackio_in_another_folder_is_refused_because_it_would_write_there(output_dir, trackio):
+def test_trackio_in_another_folder_is_rejected_because_it_would_write_there(output_dir, trackio):
     trackio.TRACKIO_DIR = "/of/a/former/run"
     with pytest.raises(RunError, match="/of/a/former/run"):
         write(settings(output_dir, "tracking.report_to=[trackio]"), range(1, 2), 0.0)

@@ -13,7 +13,7 @@ _UNSPLIT = "remove the settings of parallel"
 _SPLITS = ("parallel.fsdp", "parallel.pipeline", "parallel.tensor", "parallel.zero_stage")
 
 
-def _refused(when: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
+def _not_when_split(when: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
     instead = f"{instead}, or {_UNSPLIT}"
     return Rule(lambda c: c.parallel.splits and when(c), (key, "parallel"), why, instead, with_=_SPLITS)
 
@@ -90,28 +90,28 @@ PARALLEL_RULES = (
     Rule(lambda c: c.parallel.zero_stage == 1 and PRESETS[c.train.optim].averages,
          ("parallel.zero_stage", "train.optim"), "this optimizer evaluates an average that is part of its state",
          "set parallel.zero_stage to 3, or train.optim to another optimizer"),
-    _refused(lambda c: c.train.strategy == "local_sgd", "train.strategy",
+    _not_when_split(lambda c: c.train.strategy == "local_sgd", "train.strategy",
              "local SGD needs a complete model on each process", "set train.strategy to sync"),
-    _refused(lambda c: c.train.auto_batch_size, "train.auto_batch_size",
+    _not_when_split(lambda c: c.train.auto_batch_size, "train.auto_batch_size",
              "processes that share a model cannot begin a window again on their own", "remove train.auto_batch_size"),
-    _refused(lambda c: c.train.mixed_precision in ("fp16", "fp8"), "train.mixed_precision",
+    _not_when_split(lambda c: c.train.mixed_precision in ("fp16", "fp8"), "train.mixed_precision",
              "the loss scale of fp16 and the casts of fp8 are not synchronised over the parts of a model",
              "set train.mixed_precision to bf16 or no"),
-    _refused(lambda c: PRESETS[c.train.optim].library == "bitsandbytes", "train.optim",
+    _not_when_split(lambda c: PRESETS[c.train.optim].library == "bitsandbytes", "train.optim",
              "the states of bitsandbytes' optimizers cannot be split or merged",
              "set train.optim to another optimizer"),
-    _refused(lambda c: c.train.torch_compile, "train.torch_compile", "the model is compiled before it is split",
+    _not_when_split(lambda c: c.train.torch_compile, "train.torch_compile", "the model is compiled before it is split",
              "remove train.torch_compile"),
-    _refused(lambda c: c.train.activation_checkpointing.startswith("segments"), "train.activation_checkpointing",
+    _not_when_split(lambda c: c.train.activation_checkpointing.startswith("segments"), "train.activation_checkpointing",
              "a segment has several layers, and each layer's parameters are gathered, split or placed by themselves",
              "set train.activation_checkpointing to full or selective"),
-    _refused(lambda c: c.train.activation_compression != "none", "train.activation_compression",
+    _not_when_split(lambda c: c.train.activation_compression != "none", "train.activation_compression",
              "gathered parameters would be compressed, too", "remove train.activation_compression"),
-    _refused(lambda c: c.train.ddp_comm_hook != "no", "train.ddp_comm_hook",
+    _not_when_split(lambda c: c.train.ddp_comm_hook != "no", "train.ddp_comm_hook",
              "only replicas exchange complete gradients", "remove train.ddp_comm_hook"),
-    _refused(lambda c: c.train.snapshot_ensemble, "train.snapshot_ensemble", "snapshots are complete models",
+    _not_when_split(lambda c: c.train.snapshot_ensemble, "train.snapshot_ensemble", "snapshots are complete models",
              "remove train.snapshot_ensemble"),
-    _refused(lambda c: c.model.peft.method == "qlora", "model.peft.method", "weights of 4 bits cannot be split",
+    _not_when_split(lambda c: c.model.peft.method == "qlora", "model.peft.method", "weights of 4 bits cannot be split",
              "set model.peft.method to lora"),
     Rule(lambda c: c.parallel.tensor > 1 and PRESETS[c.train.optim].averages, ("parallel.tensor", "train.optim"),
          "this optimizer counts its steps for all parameters together, and split ones are updated separately",
@@ -122,7 +122,7 @@ PARALLEL_RULES = (
 )  # fmt: skip
 
 
-REFUSED_LAUNCHES = {
+OTHER_LAUNCHES = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism configuration",
     "ACCELERATE_USE_SAGEMAKER": "SageMaker",
@@ -145,7 +145,7 @@ def _local_only(name: str) -> Rule:
     )
 
 
-def _refused_launch(variable: str, name: str) -> Rule:
+def _not_launched_as(variable: str, name: str) -> Rule:
     return Rule(
         lambda config: config.train.strategy in ("sync", "local_sgd"),
         ("train.strategy",),
@@ -169,7 +169,7 @@ _SETTINGS = ("steps", "warmup_steps", "average_moments", "outer_lr", "outer_mome
 
 STRATEGY_RULES = (
     *(_local_only(f"local_sgd_{name}") for name in _SETTINGS),
-    *(_refused_launch(variable, name) for variable, name in REFUSED_LAUNCHES.items()),
+    *(_not_launched_as(variable, name) for variable, name in OTHER_LAUNCHES.items()),
     only_if("train.power_sgd_rank", TrainConfig().power_sgd_rank, "train.ddp_comm_hook",
             lambda hook: hook == "power_sgd", "only PowerSGD has a rank", "set train.ddp_comm_hook to power_sgd"),
     Rule(lambda c: c.train.ddp_comm_hook != "no" and (_is_local(c) or c.train.auto_batch_size),
@@ -233,7 +233,7 @@ STRATEGY_RULES = (
 _TORCH = "set parallel.backend to torch"
 
 
-def _refused_by_deepspeed(
+def _not_with_deepspeed(
     when: Callable[[Config], bool], keys: tuple[str, ...], why: str, instead: str, with_: tuple[str, ...] = ()
 ) -> Rule:
     return Rule(lambda c: c.parallel.backend == "deepspeed" and when(c), keys, why, instead, with_=with_)
@@ -242,52 +242,52 @@ def _refused_by_deepspeed(
 def _stage_one(key: str, when: Callable[[Config], bool], why: str, instead: str) -> Rule:
     """Returns a rule for stage 1; the other stages are split models, for which `parallel_rules` has such a rule."""
     keys = (key, "parallel.zero_stage", "parallel.backend")
-    return _refused_by_deepspeed(lambda c: c.parallel.zero_stage == 1 and when(c), keys, why, f"{instead}, or {_TORCH}")
+    return _not_with_deepspeed(lambda c: c.parallel.zero_stage == 1 and when(c), keys, why, f"{instead}, or {_TORCH}")
 
 
 DEEPSPEED_RULES = (
-    _refused_by_deepspeed(lambda c: c.checkpoint.async_save is True, ("checkpoint.async_save", "parallel.backend"),
+    _not_with_deepspeed(lambda c: c.checkpoint.async_save is True, ("checkpoint.async_save", "parallel.backend"),
                           "DeepSpeed makes complete copies for each checkpoint, for which training waits",
                           f"set checkpoint.async_save to auto or false, or {_TORCH}"),
-    _refused_by_deepspeed(lambda c: c.parallel.zero_stage is None, ("parallel.backend", "parallel.zero_stage"),
+    _not_with_deepspeed(lambda c: c.parallel.zero_stage is None, ("parallel.backend", "parallel.zero_stage"),
                           "DeepSpeed is used for ZeRO only",
                           "set parallel.zero_stage to 1, 2 or 3, or remove parallel.backend"),
-    _refused_by_deepspeed(lambda c: c.parallel.tensor > 1 or c.parallel.pipeline > 1 or c.parallel.fsdp > 1,
+    _not_with_deepspeed(lambda c: c.parallel.tensor > 1 or c.parallel.pipeline > 1 or c.parallel.fsdp > 1,
                           ("parallel",), "DeepSpeed's ZeRO splits over all processes",
                           f"remove parallel.fsdp, parallel.tensor and parallel.pipeline, or {_TORCH}"),
-    _refused_by_deepspeed(lambda c: c.parallel.replicas not in (None, 1) and c.parallel.zero_stage in (2, 3),
+    _not_with_deepspeed(lambda c: c.parallel.replicas not in (None, 1) and c.parallel.zero_stage in (2, 3),
                           ("parallel",), "DeepSpeed's ZeRO splits over all processes, so there are no replicas",
                           f"remove parallel.replicas, or {_TORCH}"),
-    _refused_by_deepspeed(lambda c: c.parallel.reshard_after_forward != ParallelConfig().reshard_after_forward,
+    _not_with_deepspeed(lambda c: c.parallel.reshard_after_forward != ParallelConfig().reshard_after_forward,
                           ("parallel.reshard_after_forward", "parallel.backend"),
                           "DeepSpeed's stage decides when parameters are freed",
                           f"remove parallel.reshard_after_forward, or {_TORCH}"),
-    _refused_by_deepspeed(
+    _not_with_deepspeed(
         lambda c: not PRESETS[c.train.optim].elementwise and PRESETS[c.train.optim].library != "bitsandbytes",
         ("train.optim", "parallel.backend"),
         "this optimizer needs complete matrices, and DeepSpeed updates flat parts of many parameters",
         f"set train.optim to adamw_torch, or {_TORCH}",
     ),
-    _refused_by_deepspeed(
+    _not_with_deepspeed(
         lambda c: PRESETS[c.train.optim].averages and c.parallel.zero_stage != 1,
         ("train.optim", "parallel.backend"),
         "this optimizer evaluates an average of the weights that it updates, and DeepSpeed evaluates a copy of them",
         f"set train.optim to adamw_torch, or {_TORCH}",
         with_=("parallel.zero_stage",),
     ),
-    _refused_by_deepspeed(lambda c: c.train.optim == "adagrad", ("train.optim", "parallel.backend"),
+    _not_with_deepspeed(lambda c: c.train.optim == "adagrad", ("train.optim", "parallel.backend"),
                           "DeepSpeed replaces this optimizer by one without the groups for weight decay",
                           f"set train.optim to adamw_torch, or {_TORCH}"),
-    _refused_by_deepspeed(lambda c: c.train.ema_decay is not None, ("train.ema_decay", "parallel.backend"),
+    _not_with_deepspeed(lambda c: c.train.ema_decay is not None, ("train.ema_decay", "parallel.backend"),
                           "DeepSpeed's parameters cannot be exchanged for their averages",
                           f"remove train.ema_decay, or {_TORCH}"),
-    _refused_by_deepspeed(lambda c: c.train.max_grad_value is not None, ("train.max_grad_value", "parallel.backend"),
+    _not_with_deepspeed(lambda c: c.train.max_grad_value is not None, ("train.max_grad_value", "parallel.backend"),
                           "DeepSpeed keeps the gradient in parts of its own",
                           f"remove train.max_grad_value, or {_TORCH}"),
-    _refused_by_deepspeed(lambda c: bool(c.model.unfreeze), ("model.unfreeze", "parallel.backend"),
+    _not_with_deepspeed(lambda c: bool(c.model.unfreeze), ("model.unfreeze", "parallel.backend"),
                           "DeepSpeed splits the parameters that are trained at the start",
                           f"remove model.unfreeze, or {_TORCH}"),
-    _refused_by_deepspeed(lambda c: c.train.activation_offload, ("train.activation_offload", "parallel.backend"),
+    _not_with_deepspeed(lambda c: c.train.activation_offload, ("train.activation_offload", "parallel.backend"),
                           "it has not been shown to work with parameters that DeepSpeed gathers and frees",
                           f"remove train.activation_offload, or {_TORCH}"),
     _stage_one("train.optim", lambda c: PRESETS[c.train.optim].library == "bitsandbytes",

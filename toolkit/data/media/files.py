@@ -73,7 +73,7 @@ _OF_THE_MACHINE = frozenset(
 )
 
 
-def refuse_failure(name: str, error: BaseException) -> None:
+def raise_unless_file(name: str, error: BaseException) -> None:
     """Raises DataError if a file could not be read for a reason outside the file; otherwise does nothing.
 
     Bad rows are cached, and would stay bad when the machine can read the file again.
@@ -178,7 +178,7 @@ def files_in(folder: Path) -> Iterator[Path]:
 def file_names(folder: Path) -> list[str]:
     """Returns the sorted paths of all files below a folder except hidden and system files; links are followed."""
     names: list[str] = []
-    for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
         here = Path(place)
         # A link to one of its parent folders would never end.
         folders[:] = [name for name in folders if not is_hidden(name) and not _leads_back(here / name)]
@@ -190,7 +190,7 @@ def _leads_back(folder: Path) -> bool:
     return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
-def _refuse(error: OSError) -> None:
+def _raise(error: OSError) -> None:
     raise DataError(f"{error.filename} cannot be opened: {error.strerror}.") from error
 
 
@@ -215,7 +215,7 @@ def content_digest(
                 raise FileNotFoundError
             digest.update(bytes.fromhex(file_digest(place, how)))
         except (OSError, ValueError) as error:  # the latter for a name that no file can have: a bad row till it changes
-            refuse_failure(str(path), error)
+            raise_unless_file(str(path), error)
             digest.update(b"missing")
     return digest.hexdigest()
 
@@ -264,7 +264,7 @@ def reference(value: Any, folder: Path, number: int, copies: Path | None = None)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # the last for a name that no file can have
         raise BadRow(f"there is no file {name} (tried {path})") from None
     except OSError as error:  # for instance a text instead of a path, which is too long for one
-        refuse_failure(_shown(name), error)
+        raise_unless_file(_shown(name), error)
         raise BadRow(f"{_shown(name)} cannot be opened: {error.strerror}") from None
     if not stat.S_ISREG(found.st_mode):
         raise BadRow(f"{name} is not a file, but {'a folder' if stat.S_ISDIR(found.st_mode) else 'a pipe or a device'}")
@@ -279,7 +279,7 @@ def _part_path(name: str, archive: Path) -> str:
     except KeyError:
         raise BadRow(f"there is no file {name} in {archive}") from None
     except (ValueError, OSError) as error:
-        refuse_failure(name, error)
+        raise_unless_file(name, error)
         raise BadRow(f"{name}: {error}") from error
     if not (part.size if part.unpacked is None else part.unpacked):
         raise BadRow(_EMPTY.format(name))

@@ -16,7 +16,7 @@ from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import disk_problem, read_json, temporary_file, write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
-from toolkit.deploy.convert import refuse_unmergeable, write_merged
+from toolkit.deploy.convert import require_mergeable, write_merged
 from toolkit.deploy.export.script import columns_of_script, write_script
 from toolkit.deploy.trained import TrainedRun, load, read_settings
 from toolkit.report.card import Card, model_card, scores_of
@@ -97,7 +97,7 @@ def export_zip(run_folder: Path, recipe: str | None, output: Path, trust_remote_
         raise InputError(f"toolkit export: {type(task).__name__} has no script that predicts without the toolkit")
     template = task.script()
     if cfg.model.peft.method != "none":
-        refuse_unmergeable(cfg)
+        require_mergeable(cfg)
     run = load(run_folder, recipe, trust_remote_code=trust_remote_code)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as temporary:

@@ -25,7 +25,7 @@ from toolkit.data.batching.batches import evaluation_loader
 from toolkit.data.loading import check_rows
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import apply_policy, load_table
-from toolkit.deploy.convert import refuse_unmergeable, reloaded, write_merged
+from toolkit.deploy.convert import reloaded, require_mergeable, write_merged
 from toolkit.deploy.export.archive import own_card, private_paths, shorten_paths
 from toolkit.deploy.export.formats import FORMATS, MODEL, TOLERANCE, Format, Written, write_pair
 from toolkit.deploy.export.graph import example_of, examples_of_pair
@@ -112,7 +112,7 @@ def export_folder(request: Request) -> None:
     cfg = _as_exported(cfg, request.trust_remote_code)
     chosen = FORMATS.get(request.format)
     if cfg.model.peft.method != "none" or chosen is None:
-        refuse_unmergeable(cfg)
+        require_mergeable(cfg)
     if chosen is not None:
         if task.has("forward"):
             raise InputError(

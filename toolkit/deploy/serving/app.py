@@ -140,7 +140,7 @@ def application(service: Service) -> FastAPI:
         lifespan=service.running,
     )
 
-    async def refused(request: Request, error: Any) -> Response:
+    async def rejected(request: Request, error: Any) -> Response:
         headers = {"Retry-After": str(error.retry_after)} if error.retry_after else None
         return _json(error.status, error.content, headers)
 
@@ -150,7 +150,7 @@ def application(service: Service) -> FastAPI:
     async def failed(request: Request, error: Exception) -> Response:
         return _json(500, Refusal(500, FAILED).content)
 
-    app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(Refusal, rejected)
     app.add_exception_handler(Exception, failed)  # it is logged as well
     app.add_exception_handler(HTTPException, unknown)
     return app

@@ -125,7 +125,7 @@ class Columns:
 def rows_of_json(body: bytes, limits: Limits) -> list[dict[str, Any]]:
     """Returns the rows of `{"rows": [...]}`."""
     try:
-        content = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        content = json.loads(body.decode("utf-8"), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:  # the former also for bytes that are not UTF-8
         raise Refusal(400, f"the body is not JSON: {str(error) or type(error).__name__}") from None
     if not isinstance(content, dict):
@@ -248,7 +248,7 @@ def _check_count(count: int, limits: Limits) -> None:
         )
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
 
 

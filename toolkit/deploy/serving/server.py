@@ -38,7 +38,7 @@ class Guard:
             return
         headers = dict(scope["headers"])
         host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
-        if refusal := refused(host, origin, self._local):
+        if refusal := rejection(host, origin, self._local):
             await answer_refusal(send, refusal)
             return
 
@@ -51,7 +51,7 @@ class Guard:
         await self._app(scope, receive, guarded)
 
 
-def refused(host: str, origin: str, local: bool) -> Refusal | None:
+def rejection(host: str, origin: str, local: bool) -> Refusal | None:
     """Returns why a request with this host and origin (empty from programs) is rejected, or None."""
     if local and not is_local(host):
         return Refusal(403, f"Host: received {host!r}, which is not a name of this machine's loopback")

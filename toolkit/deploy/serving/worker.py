@@ -186,7 +186,7 @@ class Worker:
 
     def _accept(self, job: Job) -> None:
         if job.done.done() or self.failure:
-            _refuse(job, self._unable())
+            _reject(job, self._unable())
             return
         with self._failing([job]):
             job.prepare(self._run)
@@ -248,11 +248,11 @@ class Worker:
 
     def _drop(self, jobs: Sequence[Job], refusal: Refusal) -> None:
         for job in jobs:
-            _refuse(job, refusal)
+            _reject(job, refusal)
         self._jobs = deque(job for job in self._jobs if not job.done.done())
 
 
-def _refuse(job: Job, refusal: Refusal) -> None:
+def _reject(job: Job, refusal: Refusal) -> None:
     with suppress(InvalidStateError):
         job.done.set_exception(refusal)
 

@@ -65,7 +65,7 @@ def certify(
     """
     from toolkit.lab.certify.certificate import Certificates
     from toolkit.lab.certify.strategy import strategies_of
-    from toolkit.lab.certify.trainings import Experiment, refuse_wrong_trainings, run_trainings
+    from toolkit.lab.certify.trainings import Experiment, check_trainings, run_trainings
 
     experiment = Experiment(
         recipe=request.job["recipe"],
@@ -79,7 +79,7 @@ def certify(
     )
     chosen = [promise for name, promise in load_promises().items() if name in names]
     trainings = [training for promise in chosen for training in promise.trainings(experiment)]
-    refuse_wrong_trainings(trainings, experiment)
+    check_trainings(trainings, experiment)
     output, began = request.make_output(empty=False), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="certify-") as name:
         runs = output / "runs" if keep else Path(name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.base.errors import ConfigError, RunError, problems_of
-from toolkit.checks.run import refuse_wrong_launch
+from toolkit.checks.run import check_launch
 from toolkit.config.keys import written
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.config.train import ParallelConfig
@@ -162,14 +162,14 @@ class Training:
     checkpoint_of: tuple[str, int] | None = None
 
 
-def refuse_wrong_trainings(trainings: Sequence[Training], experiment: Experiment) -> None:
+def check_trainings(trainings: Sequence[Training], experiment: Experiment) -> None:
     """Raises ConfigError with all problems of the trainings, except those that start from the model of another one."""
     task_type = load_task_type(experiment.recipe)
     environ = {**inherited_environment(), **ON_CPU}
 
     def check(overrides: Sequence[str], processes: int) -> None:
         cfg = load_settings(task_type, experiment.config, overrides, environ).config
-        refuse_wrong_launch(cfg, task_type, processes)
+        check_launch(cfg, task_type, processes)
 
     distinct = dict.fromkeys(
         (tuple(_overrides(training, experiment)), training.processes)

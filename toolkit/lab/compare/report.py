@@ -141,7 +141,7 @@ def comparison_of(request: Request, asked: Namespace) -> Comparison:
     checked = check_variants(request.task_type, str(request.config), overrides, variants, launch, asked.keep_window)
     lenient = asked.skip_refused or question is not None
     if not lenient or checked.variants[0].name in checked.refused or len(checked.configs) < 2:
-        checked.refuse()
+        checked.raise_problems()
     for name, problems in checked.refused.items():
         say(fill(f"skipped: variant {name}: {'; '.join(problems)}", PLAIN_WIDTH, break_long_words=False))
     return Comparison(
@@ -279,7 +279,7 @@ def _against(figures: Mapping[str, Figure], baseline: Mapping[str, Figure]) -> d
 
 
 def estimates(task_type: type[Task], checked: Checked) -> dict[str, dict[str, Any]]:
-    """Returns the fields of `toolkit.lab.plan.estimates.Estimate` by variant, without those that are refused.
+    """Returns the fields of `toolkit.lab.plan.estimates.Estimate` by variant, without the rejected ones.
 
     The estimates are for the longest rows, as `toolkit plan` makes them; empty if a step cannot be simulated.
     """

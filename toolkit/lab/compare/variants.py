@@ -151,7 +151,7 @@ def read_switch(text: str, configured: Mapping[str, str]) -> list[Settings]:
         for further in more:
             name, _, other = further.partition("=")
             settings[name] = _unquoted(other)
-        _refuse_own(settings)
+        _reject_own(settings)
         if settings in found:
             raise InputError(f"--switch: received {value!r} twice for {key}")
         found.append(settings)
@@ -160,7 +160,7 @@ def read_switch(text: str, configured: Mapping[str, str]) -> list[Settings]:
     return found
 
 
-def _refuse_own(settings: Settings) -> None:
+def _reject_own(settings: Settings) -> None:
     for key in settings:
         if key in OWN:
             raise InputError(f"--switch: {key} is set by the comparison itself; {OWN[key]}")
@@ -250,7 +250,7 @@ class Checked:
     refused: Mapping[str, Sequence[str]]
     planned: Mapping[str, Config] = field(default_factory=dict)
 
-    def refuse(self) -> None:
+    def raise_problems(self) -> None:
         """Raises ConfigError with the problems of all variants; a problem of several variants is listed once."""
         problems: dict[str, list[str]] = {}
         for name, messages in self.refused.items():
@@ -286,12 +286,12 @@ def check_variants(
         launch: how processes are started.
         keep_window: whether variants that change the accumulation get the batch size that keeps the rows of a step.
     """
-    from toolkit.checks.run import refuse_wrong_launch
+    from toolkit.checks.run import check_launch
 
     def load(variant: Variant) -> Config:
         settings = [*overrides, *written(LOGGED), *variant.overrides]
         cfg = launch.load(task_type, file, settings)
-        refuse_wrong_launch(cfg, task_type, variant.technique.processes if variant.technique else launch.processes)
+        check_launch(cfg, task_type, variant.technique.processes if variant.technique else launch.processes)
         return cfg
 
     done: list[Variant] = []

@@ -68,7 +68,7 @@ def smallest_fit(
             too_large.add(_of_states(switches))
         best = min([*([best] if best else []), found, least], key=lambda fit: peak(fit.footprint))
     if best is None:
-        raise AssertionError("the configuration itself was refused")
+        raise AssertionError("the configuration itself was rejected")
     states = _of_states(best.overrides)
     for switches in {switches for switches, _ in _candidates(subject) if _of_states(switches) == states}:
         smallest = tries.fit(switches, 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolkit.base.console import format_bytes
 from toolkit.base.errors import InputError
-from toolkit.checks.run import refuse_wrong_settings
+from toolkit.checks.run import check_settings
 from toolkit.config.keys import written
 from toolkit.config.sections import Config
 from toolkit.data.batching.budget import num_micro_batches
@@ -85,7 +85,7 @@ class Plan:
             RunError: if the calibration fails.
         """
         cfg, task = self.request.cfg, self.request.task
-        refuse_wrong_settings(cfg, task, simulated=True)
+        check_settings(cfg, task, simulated=True)
         subject = subject_of(cfg, task, self.length, gpu=self.capacity is not None)
         footprint = simulate(subject)
         self.found |= {"rows": footprint.rows, "flops": footprint.flops, "footprint": asdict(footprint)}

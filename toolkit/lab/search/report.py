@@ -22,10 +22,10 @@ from toolkit.checkpoint.output_folder import OutputLock
 from toolkit.config.messages import show as shown_value
 from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Highlights, Page, Section, Table, Text
 from toolkit.lab.search import pictures, population
-from toolkit.lab.search.space import METHODS, grid_of, overrides_of, read_space, refuse_misfit
+from toolkit.lab.search.space import METHODS, check_method, grid_of, overrides_of, read_space
 from toolkit.lab.search.study import Book, Search, load_study, name_of, require_optuna, result_of
 from toolkit.lab.search.study import counted as of_state
-from toolkit.lab.search.trials import best_of, refuse_too_many, run
+from toolkit.lab.search.trials import best_of, require_gpus, run
 from toolkit.lab.search.winner import same, score, settings_of
 from toolkit.lab.tool import Report, Request
 
@@ -152,12 +152,12 @@ def search(
     require_optuna()
     request = replace(request, cfg=request.load(), output=request.output.absolute())
     dimensions = read_space(space, request.task_type, str(request.config), request.overrides)
-    refuse_misfit(method, dimensions, request.cfg, storage)
+    check_method(method, dimensions, request.cfg, storage)
     data = request.cfg.data
     if data.validation_split == 0 and data.validation_file is None and data.dataset_name is None:
         raise ConfigError(["data.validation_split: a search compares trials on validation rows, and there are none; "
                            "set data.validation_file or data.validation_split"])  # fmt: skip
-    refuse_too_many(parallel, request.launch.processes)
+    require_gpus(parallel, request.launch.processes)
     count = trials or (len(grid_of(dimensions)) if method == "grid" else TRIALS)
     if method == "pbt" and count < population.LEAST:
         raise InputError("--trials: a population needs at least 2 members")

@@ -152,7 +152,7 @@ def read_space(file: Path, task_type: type[Task], config: str, overrides: Sequen
         except ValueError as error:
             problems.append(f"{place}: {key}: {error}")
             continue
-        problems += _refused(found[-1], place, task_type, config, overrides)
+        problems += _problems_of(found[-1], place, task_type, config, overrides)
     if problems:
         raise ConfigError(problems)
     return found
@@ -213,7 +213,7 @@ def _kind(hint: Any) -> Any:
     return get_args(hint)[0] if hasattr(hint, "__metadata__") else get_origin(hint) or hint
 
 
-def _refused(
+def _problems_of(
     dimension: Dimension, place: str, task_type: type[Task], config: str, overrides: Sequence[str]
 ) -> Iterator[str]:
     """Yields why values of a dimension are invalid regardless of the other settings."""
@@ -292,7 +292,7 @@ METHODS = {
 """The methods by the name that `--method` takes."""
 
 
-def refuse_misfit(name: str, space: Sequence[Dimension], cfg: Config, storage: str | None) -> None:
+def check_method(name: str, space: Sequence[Dimension], cfg: Config, storage: str | None) -> None:
     """Checks that a method fits the space and the run; raises ConfigError with all problems."""
     problems = []
     if (METHODS[name].prunes or name == "pbt") and cfg.eval.eval_steps is None:

@@ -92,7 +92,7 @@ RESULT, OWNER = "result", "owner"
 """What the study keeps of a trial: how it ended, and the folder of the search that trains it."""
 DRAWING_SECONDS = 10.0
 """After this time, a trial without an owner belongs to a search that was killed while it drew the point."""
-MOST_REFUSED = 100
+MOST_REJECTED = 100
 """The search ends after this many invalid points in a row."""
 NOT_COUNTED = ("infeasible", "abandoned")
 """Trials that were not trained and do not count for `--trials`."""
@@ -242,17 +242,17 @@ class Book:
             RunError: if too many points in a row are invalid.
         """
         with self._alone():
-            refused = 0
+            rejected = 0
             while True:
                 trials = self.trials()
                 waiting = any(each.state.name == "WAITING" for each in trials)
                 if len(counted(trials)) >= self.search.trials or (self.search.method == "grid" and not waiting):
                     return None
-                trial = self._draw(trials, at_random=refused > 0)
+                trial = self._draw(trials, at_random=rejected > 0)
                 trial.set_user_attr(OWNER, self.owner)
                 problems = problems_of(lambda: self._check(trial.params))  # noqa: B023 - called at once
                 if problems:
-                    refused += 1
+                    rejected += 1
                     self.tell(trial, {"state": "infeasible", "reason": "; ".join(problems)})
                 elif (twin := self._twin(trials, trial)) is not None:
                     told = {
@@ -263,8 +263,8 @@ class Book:
                     self.tell(trial, {**result_of(twin), **told, "seconds": 0.0, "steps": 0})
                 else:
                     return trial
-                if refused >= MOST_REFUSED:
-                    raise RunError(f"{refused} points in a row were refused; the last one: {'; '.join(problems)}")
+                if rejected >= MOST_REJECTED:
+                    raise RunError(f"{rejected} points in a row were rejected; the last one: {'; '.join(problems)}")
 
     def _draw(self, trials: Sequence[FrozenTrial], at_random: bool) -> Trial:
         """Returns a new trial; its random numbers follow from the seed and the number of trials."""

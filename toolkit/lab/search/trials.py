@@ -110,7 +110,7 @@ def resources(slot: int, parallel: int, processes: int, environ: Mapping[str, st
     return {"OMP_NUM_THREADS": str(threads_per_process(parallel * processes))}
 
 
-def refuse_too_many(parallel: int, processes: int, environ: Mapping[str, str] = os.environ) -> None:
+def require_gpus(parallel: int, processes: int, environ: Mapping[str, str] = os.environ) -> None:
     """Raises InputError if there are too few GPUs for this number of parallel trials."""
     gpus = len(_gpus(environ))
     if parallel > 1 and 0 < gpus < parallel * processes:
@@ -229,7 +229,7 @@ def run(search: Search, book: Book, told: Told) -> None:
                 book.tell(running.trial, result)
             _tidy(search, book)
             told(number, result)
-            _refuse_failures(book.trials())
+            _check_failures(book.trials())
             infeasible = infeasible + 1 if result["state"] == "infeasible" else 0
             if infeasible == MOST_INFEASIBLE:
                 raise RunError(f"{infeasible} trials in a row cannot be trained; the last one: {result['reason']}")
@@ -282,7 +282,7 @@ def baseline_of(book: Book, found: list[FrozenTrial]) -> FrozenTrial | None:
     return next((each for each in same if result_of(each)["state"] == "finished"), None)
 
 
-def _refuse_failures(found: list[FrozenTrial]) -> None:
+def _check_failures(found: list[FrozenTrial]) -> None:
     failed = [each for each in counted(found) if result_of(each)["state"] == "failed"]
     others = [each for each in found if result_of(each)["state"] in ("finished", "pruned", "diverged")]
     if len(failed) >= FAILURES and not others:

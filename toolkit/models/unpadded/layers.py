@@ -138,7 +138,7 @@ def self_packing(given: Given) -> Packing | None:
     return next((value for name, value in given.items() if isinstance(value, Packing) and name != CROSS_MASK), None)
 
 
-def refuse_states(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+def reject_states(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     """Hook before the whole model: a ValueError if states or attention weights of unpadded layers are requested."""
     for name in STATES:
         if keywords.get(name):
@@ -252,7 +252,7 @@ def install(model: PreTrainedModel, always: bool = True) -> None:
             hooks = _Hooks(island, find)
             island.register_forward_pre_hook(hooks.enter_island, with_kwargs=True)
             island.register_forward_hook(hooks.leave_island, with_kwargs=True)
-    model.register_forward_pre_hook(refuse_states, with_kwargs=True)
+    model.register_forward_pre_hook(reject_states, with_kwargs=True)
     for owner in _owners(model):
         owner.register_forward_pre_hook(_Hooks(owner).plain, with_kwargs=True)
         if owner.config._attn_implementation == "sdpa":  # models with attention of their own keep it
