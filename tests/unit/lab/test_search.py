@@ -297,7 +297,7 @@ def test_a_search_in_which_everything_fails_ends(make):
 def test_a_space_without_a_possible_point_ends(make):
     search, log = make
     smoothing = Dimension("train.optim_args", ("{momentum: 0.9}", "{momentum: 0.8}"))
-    with pytest.raises(RunError, match="points in a row were refused"):
+    with pytest.raises(RunError, match="points in a row"):
         run(search(RATE, smoothing))
     assert log.read_text() == ""
 
