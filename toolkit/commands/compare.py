@@ -105,7 +105,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="trials at the same time, each on GPUs of its own (default: 1)",
     )
-    at_the_end = "none; at its end trials stop with a checkpoint, and the same command goes on with them"
+    at_the_end = "none; at its end trials stop with a checkpoint, and the same command resumes them"
     options.add(parser, "--time", type=_seconds, default_text=at_the_end)
     parser.add_argument("--storage", metavar="URL",
                         help="database of the study, for searches without a common disk (default: a file in the output "
@@ -177,7 +177,7 @@ def run_cross_validate(arguments: argparse.Namespace) -> None:
 def add_baseline(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, and whether its model is scored."""
     options.add_recipe(parser)
-    parser.add_argument("--no-model", action="store_true", help="leave out the model, for instance because it is large")
+    parser.add_argument("--no-model", action="store_true", help="without the model, for instance because it is large")
     options.add(parser, "--output-dir", default_text="OUTPUT_DIR-baseline")
 
 

@@ -153,7 +153,7 @@ LAUNCH = "accelerate_configs"
 
 
 def add_ls(parser: argparse.ArgumentParser) -> None:
-    """Adds the recipe, which may be left out."""
+    """Adds the recipe, which is optional."""
     options.add(parser, "recipe", nargs="?", default_text="all that come with the toolkit")
 
 

@@ -129,7 +129,7 @@ TITLES = {
     "data": "data",
     "version": "versions",
     "machine": "machines",
-    "result": "results (times and memory left out)",
+    "result": "results (without times and memory)",
 }
 
 
@@ -225,7 +225,7 @@ WITHOUT_CODE = {"trainer.callbacks": "[]", "model.trust_remote_code": "false"}
 """Settings that execute code, with the values that execute none."""
 MOST_PROCESSES, MOST_THREADS = 8, 1024
 """Most processes (or as many as the machine has cores), and threads of each, of a run that may be somebody else's."""
-NOT_OWN = "nobody has started this run, as it is now, under this account on this machine"
+NOT_OWN = "this account has not started this run on this machine in its present form"
 
 
 def add_reproduce(parser: argparse.ArgumentParser) -> None:

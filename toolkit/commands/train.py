@@ -166,7 +166,7 @@ def _check_rows(cfg: Config, task: Task) -> None:
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
-    """Adds the recipe and its YAML, which may be left out."""
+    """Adds the recipe and its YAML, both optional."""
     options.add_recipe(parser, required=False)
 
 

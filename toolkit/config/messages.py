@@ -167,7 +167,7 @@ def describe_errors(
     """
     unions = set()
     for detail in error.errors(include_url=False):
-        key = tuple(str(part) for part in detail["loc"] if not isinstance(part, int))  # positions in lists are left out
+        key = tuple(str(part) for part in detail["loc"] if not isinstance(part, int))  # without positions in lists
         field = max((key[:size] for size in range(len(key) + 1) if key[:size] in hints), key=len, default=())
         hint = hints.get(field)
         if detail["type"] != "missing" and len([part for part in members(hint) if part is not types.NoneType]) > 1:

@@ -192,8 +192,8 @@ class CheckpointConfig:
     lets every process write its part, for which all of them must see the output folder. Both resume on any number of
     processes."""
     async_save: Literal["auto"] | bool = "auto"
-    """Whether training goes on while a thread writes a copy of what is saved, which takes CPU memory. `auto`: if twice
-    that memory is free, and without DeepSpeed and `trainer.callbacks`."""
+    """Whether training continues while a thread writes a copy of the checkpoint, which takes CPU memory. `auto`: if
+    twice that memory is free, and without DeepSpeed and `trainer.callbacks`."""
     resume: str = "none"
     """`none` starts a new run in an empty output folder; `auto` resumes from the newest valid checkpoint, if there is
     one; a path resumes from that checkpoint."""

@@ -170,7 +170,7 @@ class TrainConfig:
     leaves the update out; `rollback` also goes back to the newest checkpoint (or the beginning) and leaves the window
     out there, so that an update that broke the parameters is undone. What the fp16 scaler skips does not count."""
     max_non_finite_steps: Positive = 10
-    """Maximum number of updates that a run leaves out (`non_finite: skip` or `rollback`)."""
+    """Maximum number of updates to skip (`non_finite: skip` or `rollback`)."""
     heartbeat_timeout: Annotated[float, Field(gt=0)] = 120.0
     """Seconds after which a run on several processes ends if one of them is dead or stopped, or does not come to a
     collective in which others wait and does not compute. A process that computes, reads or writes is limited by

@@ -459,7 +459,7 @@ class _Watch:
         return None
 
     def _common_wait(self, present: Mapping[int, _Seen]) -> dict[int, str]:
-        """Returns the ranks to blame if all have been idle for too long: those that wait for nobody, or all."""
+        """Returns the ranks to blame if all have been idle for too long: those that wait for no other, or all."""
         beats = [seen.beat for seen in present.values()]
         if any(beat.busy_for_all or beat.idle < self.timeout for beat in beats):
             return {}

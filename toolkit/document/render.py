@@ -193,7 +193,7 @@ def _names(y: Axis) -> list[tuple[int, str]]:
 
 
 def _below(x: Axis) -> str:
-    """Returns the line of the horizontal axis's labels; those that would touch the one before are left out."""
+    """Returns the line of the horizontal axis's labels; skips those that would touch the one before."""
     line = ""
     for value, name in x.ticks:
         column = round(float(x.place(np.asarray([value]))[0]))

@@ -210,8 +210,8 @@ class Session(Training):
 
         Raises:
             Interrupted: on every rank, after saving, if any rank received a stop signal.
-            RunError: on every rank, if any rank lost its last update and the run may not go on, or could not write its
-                part of a checkpoint.
+            RunError: on every rank, if any rank lost its last update and the run may not continue, or could not write
+                its part of a checkpoint.
         """
         run = self.run
         # Dropout depends only on (seed, step, data rank), so exact resume needs no stored random state.

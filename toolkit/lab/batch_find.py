@@ -111,7 +111,7 @@ def _told_of_memory() -> Iterator[None]:
 
 
 STEP = 1.5
-"""Least factor between two sizes: divisors of a window that are closer to each other are left out."""
+"""Least factor between two sizes: closer divisors of a window are skipped."""
 SCALES = {"linear": 1.0, "sqrt": 0.5}
 """Power of the window's growth by which each rule scales the learning rate: linear (Goyal et al. 2017, arXiv
 1706.02677), square root (Hoffer et al. 2017, arXiv 1705.08741)."""

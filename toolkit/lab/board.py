@@ -197,7 +197,7 @@ PLACES = ("run", "tracking.", "checkpoint.", "output_dir")
 def default_columns(entries: Sequence[Entry]) -> list[str]:
     """Returns the facts and settings in which runs differ, the metrics that select their best models, and the rest.
 
-    Intervals of scores, scores of single classes and figures that only some kinds of runs have are left out.
+    Intervals of scores, scores of single classes and figures that only some kinds of runs have are not among them.
     """
     names = list(dict.fromkeys(name for entry in entries for name in entry.record.part("setting")))
     settings = [name for name in names if not name.startswith(PLACES) and name not in FACTS]

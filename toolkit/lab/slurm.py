@@ -1,4 +1,4 @@
-"""Writes job scripts for Slurm: what a run needs, how its processes meet, and how it stops and goes on."""
+"""Writes job scripts for Slurm: what a run needs, how its processes meet, and how it stops and resumes."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 PyTorch draws dropout on a CPU one element at a time from 64-bit numbers, which takes longer than all other element-wise
 operations of a training step together. Here one 64-bit number of the same generator decides over four elements, so the
 random state that is saved, restored and repeated by activation checkpointing is PyTorch's own. A rate is rounded to a
-multiple of 1/65536, and the kept elements are scaled by the exact inverse of what is kept.
+multiple of 1/65536, and the kept elements are scaled by the exact inverse of the kept share.
 
 PyTorch's attention also has no fused kernel with dropout on a CPU, so attention with dropout is computed here.
 """

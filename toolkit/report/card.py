@@ -148,7 +148,7 @@ def _limits(card: Card) -> Iterator[str]:
     skipped = {name: count for name, count in facts.get("bad_rows", {}).items() if count}
     if skipped:
         sets = ", ".join(f"{count:,} of {name}" for name, count in skipped.items())
-        yield f"Rows that could not be used were left out of training and scores: {sets}."
+        yield f"Rows that could not be used were skipped in training and scores: {sets}."
     if card.cfg.checkpoint.load_best_model_at_end:
         yield "The validation rows also chose this model among those of several steps, so their scores are optimistic."
     if card.cfg.model.name_or_path:

@@ -301,7 +301,7 @@ def test_a_run_of_somebody_else_executes_nothing_unless_it_is_trusted(folder, ca
     code, _, err = call(capfd, "reproduce", evil, *option)
     if not option:
         assert (code, started) == (2, [])
-        assert "nobody has started this run, as it is now, under this account on this machine" in err
+        assert "this account has not started this run" in err
         assert "trainer.callbacks=['evil.Callback']); if you trust it, add --trust-run" in err
         return
     ((program, settings),) = started
@@ -312,7 +312,7 @@ def test_a_run_of_somebody_else_executes_nothing_unless_it_is_trusted(folder, ca
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"num_processes": 10**6}, "run.json: num_processes: received 1000000; nobody has started this run"),
+        ({"num_processes": 10**6}, "run.json: num_processes: received 1000000; this account has not started this run"),
         ({"num_processes": 0}, "run.json: num_processes: received 0, expected an integer above 0"),
         ({"hardware": {"threads": 10**6}}, "run.json: hardware.threads: received 1000000; nobody"),
         ({"hardware": {"threads": "2 3"}}, "run.json: hardware.threads: received '2 3', expected an integer"),

@@ -48,7 +48,7 @@ def test_data_and_limits_are_told(tmp_path):
     assert digest not in text
     limits = text.partition("## Limits\n\n")[2].partition("\n\n##")[0].splitlines()
     assert limits[0].startswith("- Of an input, the model reads at once at most ")
-    assert "- Rows that could not be used were left out of training and scores: 12 of train." in limits
+    assert "- Rows that could not be used were skipped in training and scores: 12 of train." in limits
     assert not any("base model" in line or "optimistic" in line for line in limits)
     chosen = card(tmp_path, "translation", "checkpoint.load_best_model_at_end=true", "eval.eval_steps=1")
     assert "so their scores are optimistic" in chosen

@@ -31,7 +31,7 @@ from toolkit.engine.evaluation import Part, predict_batch, scatter
 
 @dataclass(eq=False)
 class Job:
-    """A request whose rows are checked; `done` gets the records or an error, and is cancelled if nobody waits."""
+    """A request whose rows are checked; `done` gets the records or an error, and is cancelled if its client is gone."""
 
     table: Table
     arrived: float

@@ -102,7 +102,7 @@ def text_histograms(cfg: Config, task: Task, part: Part) -> Iterator[Histogram]:
         texts = [text for value in part.rows[name][:] if (text := plain(value))]
         if not texts:
             continue
-        # Lists of words are split into windows, and messages left out, but only texts are cut.
+        # Lists of words are split into windows, and messages are skipped, but only texts are cut.
         option = limit_of(task, name, columns) if task.schema()[name] == datasets.Value("string") else None
         limit = getattr(task.options, option) if option else None
         found = tokens(texts, folder)

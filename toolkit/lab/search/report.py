@@ -339,7 +339,7 @@ def _trials(found: SearchReport) -> Iterator[Block]:
     shown = [state for state in STATES if found.counts.get(state)]
     yield Table(["state", "trials", "meaning"], [[s, found.counts[s], STATES[s]] for s in shown])
     if found.asked and (short := found.asked - _over(found)) > 0:
-        yield Text(f"{counted(short, 'trial')} of {found.asked} are left; the same command goes on with them.")
+        yield Text(f"{counted(short, 'trial')} of {found.asked} are left; the same command continues with them.")
 
 
 def _time(row: Mapping[str, Any]) -> Cell | None:
@@ -365,7 +365,7 @@ def _lineage(rows: Sequence[Mapping[str, Any]]) -> Table:
         for part in row["history"]
     ]
     keys = list(rows[0]["history"][0]["settings"])
-    caption = "the settings of each member between two steps; one that copied another member went on from there"
+    caption = "the settings of each member between two steps; one that copied another member continued from there"
     return Table(["member", "from step", "to step", "copied", "value", *keys], table, stacked=True, caption=caption)
 
 

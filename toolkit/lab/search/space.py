@@ -235,7 +235,7 @@ def _problems_of(
 
 
 REDUCTION = 3
-"""One of this many trials goes on beyond each rung of successive halving."""
+"""One of this many trials continues beyond each rung of successive halving."""
 MUTABLE = ("train.learning_rate", "train.head_learning_rate", "train.weight_decay", "train.max_grad_norm")
 """Settings that may change in the middle of a run: neither the optimizer's state nor the model depends on them."""
 
