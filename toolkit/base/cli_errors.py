@@ -85,8 +85,7 @@ def _end_at_second_interrupt() -> None:
 def resumable(command: Sequence[str]) -> Iterator[None]:
     """Makes a stopped run print the full command that resumes it; `command` is the one that was started.
 
-    Raises:
-        Interrupted: if the run is stopped, also by Ctrl-C before its first step.
+    Raises Interrupted if the run is stopped, also by Ctrl-C before its first step.
     """
     from toolkit.base.processes import has_own_command
 
@@ -119,8 +118,7 @@ def command_lines(command: Sequence[str]) -> list[str]:
 def wait_for_ranks() -> bool:
     """Waits until every rank has called this; returns whether there is a process group.
 
-    Raises:
-        RuntimeError: if another rank has ended.
+    Raises RuntimeError if another rank has ended.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():

@@ -119,18 +119,10 @@ def report_error(text: str, blank_line_before: bool = True) -> None:
 
 
 def progress(total: int, description: str, initial: int = 0, inner: bool = False, unit: str = "it") -> Any:
-    """Returns a tqdm progress bar, which is silent unless it should be shown.
+    """Returns a tqdm progress bar, which is shown on the main process if records of level INFO are printed.
 
-    A bar is shown on the main process if records of level INFO are printed (see `log_to_console`). If the output is
-    not a terminal, where each update is a separate line, inner bars are not shown and the others are updated every ten
-    seconds.
-
-    Args:
-        total: total number of updates.
-        description: text before the bar.
-        initial: number of updates already made.
-        inner: whether the bar is shown inside another one.
-        unit: what an update counts, for the speed.
+    If the output is not a terminal, where each update is a line, bars inside others (`inner`) are not shown and the
+    rest are updated every ten seconds. `initial` counts updates already made, of `unit` each.
     """
     from tqdm import tqdm
 

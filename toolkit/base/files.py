@@ -30,16 +30,10 @@ MOST_LEVELS = 100
 
 @contextmanager
 def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Opens a file for writing, which gets the name `path` when the block ends without an error.
+    """Opens a file for writing (`w`: text in UTF-8, `wb`: bytes), which gets the name `path` when the block ends.
 
-    At any moment, `path` is either the previous file or the complete new one. After an error it is the previous one.
-
-    Args:
-        path: the file; a link is followed.
-        mode: `w` for text in UTF-8, `wb` for bytes.
-
-    Raises:
-        OSError: if it cannot be written.
+    At any moment, `path` is either the previous file or the complete new one; after an error it is the previous one. A
+    link is followed. Raises OSError if it cannot be written.
     """
     with temporary_file(path) as temporary, temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
         yield file
@@ -84,14 +78,8 @@ def temporary_file(path: Path) -> Iterator[Path]:
 def written_folder(path: Path, replacing: Callable[[], object] = lambda: None) -> Iterator[Path]:
     """Yields an empty folder, which replaces the folder `path` when the block ends without an error.
 
-    Until then, and after an error, `path` is the previous folder.
-
-    Args:
-        path: the folder; a link is followed.
-        replacing: called when the new folder is complete, before it replaces the previous one.
-
-    Raises:
-        OSError: if it cannot be written.
+    Until then, and after an error, `path` is the previous folder; `replacing` is called before it is replaced. A link
+    is followed. Raises OSError if it cannot be written.
     """
     path = Path(os.path.realpath(path))
     temporary = temporary_name(path)
@@ -139,8 +127,7 @@ def kind_of(path: Path) -> str:
 def read_file(path: Path, most: int | None = None) -> bytes:
     """Returns the content of a file; never waits for a pipe or reads a device, which may have no end.
 
-    Raises:
-        OSError: if it cannot be read, has more than `most` bytes, or is something else than a file.
+    Raises OSError if it cannot be read, has more than `most` bytes, or is something else than a file.
     """
     with open_regular(path, os.O_RDONLY) as file:
         content = file.read(-1 if most is None else most + 1)
@@ -152,9 +139,7 @@ def read_file(path: Path, most: int | None = None) -> bytes:
 def read_json(path: Path) -> Any:
     """Returns the value of a JSON file of a run, which somebody else may have made.
 
-    Raises:
-        OSError: as `read_file`.
-        ValueError: as `parse_json`.
+    Raises OSError as `read_file`; ValueError as `parse_json`.
     """
     return parse_json(read_file(path, MOST_JSON_BYTES))
 
@@ -162,8 +147,7 @@ def read_json(path: Path) -> Any:
 def parse_json(content: bytes | str) -> Any:
     """Returns a JSON value that the toolkit can process.
 
-    Raises:
-        ValueError: if it is not JSON, is nested too deeply, or has an integer that is too large for a float.
+    Raises ValueError if it is not JSON, is nested too deeply, or has an integer that is too large for a float.
     """
     try:
         value = json.loads(content, parse_int=_integer)
@@ -274,13 +258,8 @@ _OF_SHARED_MEMORY = "</torch_"
 def disk_problem(error: BaseException, folder: Path | None = None, needed: int | None = None) -> str | None:
     """Returns the message for an error of a file or a disk, with the path and, for a full disk, its free space.
 
-    Args:
-        error: any error; libraries such as safetensors, tokenizers and torch raise errors of their own.
-        folder: where was written, if the error does not say; None means the working or the temporary folder.
-        needed: bytes that are written there, if the error does not say (`toolkit.base.files.naming`).
-
-    Returns:
-        The message, or None for every other error.
+    Returns None for every other error. Libraries such as safetensors and torch raise errors of their own: `folder` and
+    `needed` bytes say what was written where if the error does not (None: the working or the temporary folder).
     """
     import tempfile
 

@@ -96,8 +96,7 @@ def _difference(file: Path, entry: Entry, content: bool) -> str:
 def read_fetched(folder: str | Path) -> Fetched:
     """Reads the manifest of a fetched folder.
 
-    Raises:
-        InputError: if the folder does not exist, is not complete or was not written by `toolkit fetch`.
+    Raises InputError if the folder does not exist, is not complete or was not written by `toolkit fetch`.
     """
     path = expanded(folder).absolute()
     file = path / MANIFEST

@@ -12,8 +12,7 @@ from toolkit.base.files import expanded
 def output_file(path: str | Path, option: str = "--output") -> Path:
     """Returns the file of an option, `--output` unless another is named, after checking that it can be written.
 
-    Raises:
-        InputError: if its folder does not exist, or the file cannot be written.
+    Raises InputError if its folder does not exist, or the file cannot be written.
     """
     file = expanded(path)
     if not file.parent.is_dir():
@@ -24,16 +23,9 @@ def output_file(path: str | Path, option: str = "--output") -> Path:
 
 
 def output_folder(path: str | Path, option: str = "--output-dir", make: bool = True, empty: bool = True) -> Path:
-    """Returns the folder of an option, `--output-dir` unless another is named.
+    """Returns the folder of an option; `make` creates it, `empty` means that it must be empty if it exists.
 
-    Args:
-        path: the folder.
-        option: the option, for the error.
-        make: whether to create it if it does not exist; if not, only its parent must exist.
-        empty: whether it must be empty if it exists.
-
-    Raises:
-        InputError: if it is not an empty folder, or cannot be created.
+    Raises InputError if it is not an empty folder, its parent does not exist, or it cannot be created.
     """
     folder = expanded(path)
     if empty and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):

@@ -34,8 +34,7 @@ class DownloadError(ToolkitError):
 def download(url: str, path: Path, timeout: float = TIMEOUT_SECONDS, max_bytes: int = MAX_BYTES) -> None:
     """Downloads a file under a temporary name, and renames it when it is complete and on the disk.
 
-    Raises:
-        DownloadError: if the download fails, is incomplete or too large, or cannot be written.
+    Raises DownloadError if the download fails, is incomplete or too large, or cannot be written.
     """
     temporary = path.with_name(f".{path.name}.part")
     try:

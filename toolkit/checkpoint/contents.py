@@ -64,17 +64,11 @@ def processor_files(processor: Any, folder: Path) -> dict[str, bytes]:
 def load_model_into(
     checkpoint: Checkpoint, model: nn.Module, mesh: Mesh = ONE_PROCESS, outline: nn.Module | None = None
 ) -> None:
-    """Copies the weights of a checkpoint into the unwrapped model, in place.
+    """Copies the weights of a checkpoint into the unwrapped model, which may be split over processes, in place.
 
-    Args:
-        checkpoint: the checkpoint.
-        model: the model, which may be split over processes.
-        mesh: the processes that load at the same time.
-        outline: the complete model, if other processes hold some of its weights; those are omitted.
-
-    Raises:
-        CheckpointError: if names or shapes do not match the model's; lists them and changes nothing.
-        DamagedCheckpoint: if a file is damaged; the model must not be used then.
+    The processes of `mesh` load at the same time; `outline` is the complete model if others hold some of its weights.
+    Raises CheckpointError if names or shapes do not match, and changes nothing; DamagedCheckpoint if a file is damaged:
+    the model must not be used then.
     """
     own = model.state_dict(keep_vars=True)
     with verified_tensors(checkpoint, MODEL, mesh) as saved:
@@ -97,18 +91,9 @@ def load_optimizer_into(
     mesh: Mesh = ONE_PROCESS,
     outline: nn.Module | None = None,
 ) -> None:
-    """Restores the optimizer's state exactly.
+    """Restores the optimizer's state exactly; `model` is the unwrapped model, which names its parameters.
 
-    Args:
-        checkpoint: the checkpoint.
-        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
-        model: the unwrapped model, which names the optimizer's parameters.
-        mesh: the processes that load at the same time.
-        outline: the complete model, if other processes train some of its parameters; their state is omitted.
-
-    Raises:
-        CheckpointError: if the state does not match this optimizer; says why and changes nothing.
-        DamagedCheckpoint: if a file is damaged; the optimizer must not be used then.
+    Other arguments and errors as for `load_model_into`.
     """
     with verified_tensors(checkpoint, OPTIMIZER, mesh) as saved:
         scalars = json.loads(saved.metadata[_SCALARS])
@@ -118,8 +103,7 @@ def load_optimizer_into(
 def load_tensors(checkpoint: Checkpoint, name: str, mesh: Mesh = ONE_PROCESS) -> Mapping[str, Tensor]:
     """Returns a callback's verified tensors by name, on the CPU, each read when accessed; empty if none are saved.
 
-    Raises:
-        DamagedCheckpoint: if a file is damaged.
+    Raises DamagedCheckpoint if a file is damaged.
     """
     if not has_tensors(checkpoint, name):
         return {}

@@ -43,13 +43,8 @@ class Manifest:
 def write_manifest(folder: Path, step: int, written: Mapping[str, FileEntry]) -> None:
     """Flushes all files of a folder to disk, then writes its manifest.
 
-    Args:
-        folder: the checkpoint's folder.
-        step: number of completed optimizer steps.
-        written: sizes and hashes of the files that were hashed while they were written, by path in the folder.
-
-    Raises:
-        OSError: if a file cannot be flushed or written, or is not as it was written.
+    `written` has sizes and hashes of files that were hashed while they were written. Raises OSError if a file cannot be
+    flushed or written, or is not as it was written.
     """
     files = {}
     paths = _files(folder) | {name: folder / name for name in written}

@@ -256,8 +256,7 @@ SIGHT_SECONDS = 5.0
 def probe(output_dir: Path) -> None:
     """Creates the output folder if needed, and writes and removes a file in it.
 
-    Raises:
-        CheckpointError: if the folder cannot be written, with its absolute path and the reason.
+    Raises CheckpointError if the folder cannot be written, with its absolute path and the reason.
     """
     file = temporary_name(output_dir / "probe")
     try:
@@ -316,16 +315,11 @@ class Claimed:
 def claim(
     cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTHING, again: bool = False
 ) -> Iterator[Claimed]:
-    """Locks the output folder for this run and selects the checkpoint to resume from.
+    """Locks the output folder for this run on the main process and selects the checkpoint to resume from.
 
-    Args:
-        cfg: resolved configuration.
-        accelerator: the run's; the main process claims the folder for all processes.
-        skip: folders of damaged checkpoints, and what is wrong with each.
-        again: whether this run has been in the folder before and goes back to its newest checkpoint.
-
-    Raises:
-        CheckpointError: if the folder cannot be written, is in use, or holds another run, or if a rank does not see it.
+    `skip` maps folders of damaged checkpoints to what is wrong with each; `again` says that the run goes back to its
+    newest checkpoint. Raises CheckpointError if the folder cannot be written, is in use, or holds another run, or if a
+    rank does not see it.
     """
     output_dir = Path(cfg.output_dir)
     held = ExitStack()

@@ -71,13 +71,8 @@ class Plan:
 def planned(peers: Peers, group: Group, spread: bool) -> Plan:
     """Decides which process saves which part of the tensors; every process must call it.
 
-    Args:
-        peers: the processes.
-        group: this process's tensors.
-        spread: whether the least busy process that has a part saves it; otherwise the first one does.
-
-    Raises:
-        CheckpointError: if a checkpoint cannot hold a tensor.
+    With `spread`, the least busy process that has a part saves it, otherwise the first one. Raises CheckpointError if a
+    checkpoint cannot hold a tensor.
     """
     own = {name: (tensor.dtype, tuple(tensor.shape), own_parts(tensor)) for name, tensor in group.tensors.items()}
     if unknown := [name for name, (dtype, _, _) in own.items() if dtype not in DTYPE_NAMES]:

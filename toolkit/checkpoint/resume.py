@@ -17,19 +17,10 @@ _NUM_SHOWN = 8
 def decide_resume(
     output_dir: Path, resume: str, skip: Mapping[Path, str] = NOTHING, again: bool = False
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Selects the checkpoint that a run starts from.
+    """Selects the checkpoint that a run starts from (None: from the beginning), with messages for the user.
 
-    Args:
-        output_dir: the run's folder.
-        resume: the setting `checkpoint.resume`.
-        skip: folders of checkpoints that were found damaged while loading, and what is wrong with each.
-        again: whether this run goes back to its newest checkpoint, or to where it started if it has none.
-
-    Returns:
-        The checkpoint to resume from, or None to start from the beginning, and messages for the user.
-
-    Raises:
-        CheckpointError: if the folder holds another run, or there are checkpoints but none can be used.
+    `resume` is the setting `checkpoint.resume`; `skip` and `again` as for `toolkit.checkpoint.output_folder.claim`.
+    Raises CheckpointError if the folder holds another run, or there are checkpoints but none can be used.
     """
     if again and (resume == "none" or steps(RunFolder(output_dir).checkpoints)):
         resume = "auto"
@@ -67,10 +58,7 @@ def decide_resume(
 def newest(path: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint, list[str]]:
     """Opens the checkpoint at `path`, or the newest valid one if `path` is a run or its checkpoints folder.
 
-    Returns the checkpoint, and messages for the user.
-
-    Raises:
-        CheckpointError: if there is none that can be used.
+    Returns the checkpoint, and messages for the user. Raises CheckpointError if there is none that can be used.
     """
     inside = RunFolder(path).checkpoints
     root = inside if inside.is_dir() else path

@@ -151,8 +151,7 @@ def latest(root: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint |
 def open_checkpoint(path: Path, skip: Mapping[Path, str] = NOTHING) -> Checkpoint:
     """Opens the checkpoint in the folder `path`; large tensor files are verified when they are loaded.
 
-    Raises:
-        CheckpointError: if the folder does not exist or is damaged, or is in `skip`.
+    Raises CheckpointError if the folder does not exist or is damaged, or is in `skip`.
     """
     found, problems = _opened(path, skip) if path.is_dir() else (None, ["there is no such folder"])
     if found is None:

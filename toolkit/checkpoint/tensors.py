@@ -182,16 +182,9 @@ class SavedTensors(Mapping[str, Tensor]):
 def verified_tensors(checkpoint: Checkpoint, name: str, mesh: Mesh = ONE_PROCESS) -> Iterator[SavedTensors]:
     """Opens the tensors that were saved under a name and verifies their files when the block ends.
 
-    The processes share the work: each file is hashed by one of them. So an error of any process must be raised on all.
-    An error inside the block may be caused by damaged bytes; it is raised only if all files are intact.
-
-    Args:
-        checkpoint: the checkpoint.
-        name: `model`, `optimizer` or the name of a callback.
-        mesh: the processes that read at the same time.
-
-    Raises:
-        DamagedCheckpoint: if a file does not match the manifest or cannot be read.
+    The processes of `mesh` share the work: each file is hashed by one of them. So an error of any process must be
+    raised on all. An error inside the block may be caused by damaged bytes; it is raised only if all files are intact.
+    Raises DamagedCheckpoint if a file does not match the manifest or cannot be read.
     """
     expected = _manifest_files(checkpoint)
     own = files_of(expected, name)

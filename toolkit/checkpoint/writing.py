@@ -60,10 +60,8 @@ def write_groups(peers: Peers, folder: Path, plans: Sequence[Plan], sharded: boo
 def copy_tensors(folder: Path, name: str, saved: SavedTensors, sharded: bool) -> dict[str, FileEntry]:
     """Writes the tensors `name` of one checkpoint into another's folder, in this process alone, one at a time.
 
-    With `sharded`, they are the shard of one process. Returns the file's entry by its path in the folder.
-
-    Raises:
-        OSError: if it cannot be written.
+    With `sharded`, they are the shard of one process. Returns the file's entry by its path in the folder. Raises
+    OSError if it cannot be written.
     """
     files = CheckpointFolder(folder)
     path = files.shard(name, 0, 1) if sharded else files.callback(name)
@@ -178,10 +176,8 @@ def collected(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     They are written into a file in `folder`, one after another, which the main process maps into memory and removes. So
     the operating system can free their memory and read them again, and the disk space is freed with the tensors. Of
-    tensors that share memory (tied weights), one is returned; on other processes, none.
-
-    Raises:
-        RunError: on every process, if the file cannot be written.
+    tensors that share memory (tied weights), one is returned; on other processes, none. Raises RunError on every
+    process, if the file cannot be written.
     """
     peers = peers_of_run()
     plan = planned(peers, model_group(tensors), spread=False)

@@ -57,8 +57,7 @@ class Case:
     def load_config(self) -> PreTrainedConfig:
         """Returns the model's configuration, a new copy each time; it is loaded once.
 
-        Raises:
-            InputError: if it cannot be loaded, each time.
+        Raises InputError if it cannot be loaded, each time.
         """
         if isinstance(self._config, InputError):
             raise self._config
@@ -92,14 +91,7 @@ class Findings:
         return Findings((*self.problems, *more), self.unchecked + other.unchecked)
 
     def raise_problems(self, told: Told | None = None) -> None:
-        """Raises an error if there are problems.
-
-        Args:
-            told: has printed some of them.
-
-        Raises:
-            ConfigError: if there are problems; lists all of them.
-        """
+        """Raises ConfigError with all problems, if there are any; `told` has printed some of them."""
         if self.problems:
             error = ConfigError(list(self.problems), list(self.unchecked))
             if told is not None and told.problems:
@@ -139,13 +131,9 @@ class Told:
 
 
 def ask(checks: Sequence[Check], case: Case, stages: Iterable[Stage], told: Told | None = None) -> Findings:
-    """Performs the checks of some stages, and skips those that depend on an invalid setting.
+    """Performs the checks of some stages in their order, and skips those that depend on an invalid setting.
 
-    Args:
-        checks: the checks.
-        case: the run.
-        stages: the stages, in the order in which they are asked.
-        told: prints the problems of each stage once it has been asked.
+    `told` prints the problems of each stage once it has been asked.
     """
     found = Findings()
     for stage in stages:

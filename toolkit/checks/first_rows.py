@@ -26,12 +26,8 @@ NUM_LISTED = 5
 def first_row_problems(data: DataConfig, task: Task) -> list[str]:
     """Returns one complete message for each problem with the columns and the first rows of the data files.
 
-    Files that do not exist are reported by `toolkit.config.paths`. Nothing is cached. Labels that do not occur in the
-    training rows are detected if these rows are the complete training file.
-
-    Args:
-        data: the YAML's `data` section.
-        task: the task, which defines the columns and checks rows; it may learn from the training rows.
+    Missing files are reported by `toolkit.config.paths`. Nothing is cached. Labels that do not occur in the training
+    rows are detected if these rows are the complete training file, from which the task may learn.
     """
     problems = _unused_columns(data, task)
     for name in ("train_file", "validation_file", "test_file"):
@@ -60,8 +56,7 @@ def _unused_columns(data: DataConfig, task: Task) -> list[str]:
 def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> tuple[list[Row], list[str]]:
     """Returns the usable rows, and what is wrong with the others unless they are skipped.
 
-    Raises:
-        DataError: if columns are missing.
+    Raises DataError if columns are missing.
     """
     columns, folder = columns_in(file, task, data.columns), folder_of(file)
     every = partial(read_rows, file, Reading.of(data)) if is_ragged(file) else None

@@ -163,12 +163,8 @@ def examine(
         case: the run.
         elsewhere: skips checks of this machine, because the training will run on another one.
         folder: whether the run will write into `output_dir`.
-        first_rows: whether to check the first rows of the data files also if no other problem is found; not needed
-            before all rows are read.
+        first_rows: whether to check the first rows of the data files also if no other problem is found.
         told: prints the problems of each stage once it has been asked.
-
-    Returns:
-        The problems, and what could not be checked.
     """
     left_out: dict[Stage, str] = dict(LEFT_OUT_ELSEWHERE) if elsewhere else {}
     if elsewhere and case.cfg.model.from_config is None:
@@ -183,13 +179,9 @@ def examine(
 
 
 def check_run(cfg: Config, task: Task) -> None:
-    """Refuses a run that cannot work, before it loads anything.
+    """Raises ConfigError with all problems of a run that cannot work, before it loads anything.
 
-    Problems that a run finds itself while reading its inputs are checked only if there are others, to report them
-    together.
-
-    Raises:
-        ConfigError: if there are problems; lists all of them.
+    Problems that a run finds itself while reading its inputs are checked only if there are others.
     """
     case = Case(cfg, lambda _: task)
     found = ask(CHECKS, case, ["task", "arguments", "libraries", "machine", "model", "processes"])
@@ -199,29 +191,14 @@ def check_run(cfg: Config, task: Task) -> None:
 
 
 def check_launch(cfg: Config, make_task: Callable[[Config], Task], num_processes: int) -> None:
-    """Refuses a run that other processes will start, with all checks that they perform before they load weights.
-
-    Args:
-        cfg: resolved configuration of the run.
-        make_task: creates the recipe's task from settings.
-        num_processes: number of processes of the run.
-
-    Raises:
-        ConfigError: if there are problems; lists all of them.
-    """
+    """Raises ConfigError with all problems of a run that other processes will start, before they load weights."""
     examine(Case(cfg, make_task, processes=num_processes), folder=False).raise_problems()
 
 
 def check_settings(cfg: Config, task: Task, simulated: bool = False) -> None:
-    """Refuses settings in commands that only plan a run, possibly for another machine.
+    """Raises ConfigError if settings of a run that is only planned do not fit the task or the model.
 
-    Args:
-        cfg: resolved configuration.
-        task: the recipe's task.
-        simulated: whether a step is simulated, which needs the libraries of optimizers and adapters.
-
-    Raises:
-        ConfigError: if the settings do not fit the task or the model; lists all problems.
+    A step that is `simulated` needs the libraries of optimizers and adapters.
     """
     stages: list[Stage] = ["task", "arguments", "model"]
     stages += ["libraries"] if simulated else []
@@ -229,16 +206,9 @@ def check_settings(cfg: Config, task: Task, simulated: bool = False) -> None:
 
 
 def check_steps(cfg: Config, milestones: Milestones, resume: Checkpoint | None) -> None:
-    """Refuses settings that do not fit the number of steps, before the model is built.
+    """Raises ConfigError if settings do not fit the number of steps, before the model is built.
 
-    Args:
-        cfg: resolved configuration.
-        milestones: when the run ends.
-        resume: the checkpoint to resume from, or None.
-
-    Raises:
-        ConfigError: if the run would end before its checkpoint, its warm-up or a moment of `model.unfreeze`; lists all
-            problems.
+    A run must not end before the checkpoint that it resumes, its warm-up or a moment of `model.unfreeze`.
     """
     total = milestones.total_steps
     problems = [

@@ -161,8 +161,7 @@ def add_cross_validate(parser: argparse.ArgumentParser) -> None:
 def run_cross_validate(arguments: argparse.Namespace) -> None:
     """Trains what is not finished, and writes the scores over all folds.
 
-    Raises:
-        InputError: if an override sets the folds.
+    Raises InputError if an override sets the folds.
     """
     for key in ("data.folds", "data.fold"):
         if any(override.startswith(f"{key}=") for override in arguments.overrides):

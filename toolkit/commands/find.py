@@ -77,8 +77,7 @@ def run_lr_plot(arguments: argparse.Namespace) -> None:
 def plan(cfg: Config, task: Task, num_processes: int) -> Milestones:
     """Reads and preprocesses the rows like a run, without a model, and returns the run's milestones.
 
-    Raises:
-        ToolkitError: if settings or data cannot be used.
+    Raises ToolkitError if settings or data cannot be used.
     """
     from toolkit.api.mesh import Mesh
     from toolkit.api.state import Milestones

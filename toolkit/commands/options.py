@@ -236,9 +236,7 @@ def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tupl
     """Opens the finished run of a command that serves it; returns the run, its name, and a socket with the address.
 
     The `libraries` are the modules of the extra that has the command's name. Addresses are checked before the run.
-
-    Raises:
-        ToolkitError: if an argument is wrong, a library is missing, or the run cannot be opened.
+    Raises ToolkitError if an argument is wrong, a library is missing, or the run cannot be opened.
     """
     from toolkit.deploy.serving.server import bound, require_libraries
     from toolkit.system.launcher import require_no_launcher
@@ -285,9 +283,7 @@ def find(arguments: argparse.Namespace) -> None:
 def load(arguments: argparse.Namespace) -> tuple[type[Task], Loaded]:
     """Loads the recipe and its settings, and replaces names in the arguments by paths.
 
-    Raises:
-        ConfigError: if a setting is invalid.
-        InputError: if the recipe cannot be loaded.
+    Raises ConfigError if a setting is invalid; InputError if the recipe cannot be loaded.
     """
     from toolkit.checks.check import Told
     from toolkit.recipe import load_settings, load_task_type
@@ -300,9 +296,8 @@ def load(arguments: argparse.Namespace) -> tuple[type[Task], Loaded]:
 def request(arguments: argparse.Namespace, suffix: str, processes: int | None = None, least: int = 1) -> Request:
     """Returns the request of a command for a tool; the name of its output folder is that of the run and `suffix`.
 
-    Raises:
-        ConfigError: if a setting is invalid.
-        InputError: if the recipe cannot be loaded, or `least` processes cannot be started.
+    Raises ConfigError if a setting is invalid; InputError if the recipe cannot be loaded, or `least` processes cannot
+    be started.
     """
     task_type, loaded = load(arguments)
 

@@ -66,8 +66,7 @@ def run_init(arguments: argparse.Namespace) -> None:
 def _ask(made: Draft) -> list[str]:
     """Asks about guesses and returns the answers that differ from them, as overrides.
 
-    Raises:
-        InputError: if there is no one to ask.
+    Raises InputError if there is no one to ask.
     """
     from toolkit.base.errors import InputError
     from toolkit.config.keys import to_yaml

@@ -80,11 +80,7 @@ def _settings(prefix: str, section: Any) -> Iterator[Change]:
 
 
 def schema(options: type) -> dict[str, Any]:
-    """Returns the JSON Schema (draft 2020-12) of a configuration file, for editors.
-
-    Args:
-        options: the class of the task's options.
-    """
+    """Returns the JSON Schema (draft 2020-12) of a file for a task with these options, for editors."""
     whole = {
         **_section_schema(TopLevel),
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -103,12 +99,7 @@ def schema(options: type) -> dict[str, Any]:
 
 
 def help_text(options: type, recipe: str) -> str:
-    """Returns the help of a recipe: every key with its type, default and meaning, wrapped at 80 columns.
-
-    Args:
-        options: the class of the task's options.
-        recipe: the recipe's name or path.
-    """
+    """Returns the help of a recipe: every key with its type, default and meaning, wrapped at 80 columns."""
     lines = [
         "Usage:",
         f"  toolkit train {recipe} --config FILE [--processes N] [section.key=value ...]",
@@ -129,11 +120,7 @@ def help_text(options: type, recipe: str) -> str:
 
 
 def entries(options: type) -> Iterator[Entry]:
-    """Yields every key of a configuration, in block order: a section or a group of settings before those in it.
-
-    Args:
-        options: the class of the task's options.
-    """
+    """Yields every key of a configuration, in block order: a section or a group of settings before those in it."""
     kinds: dict[Key, type] = {(): TopLevel}
     for key, hint in field_types(section_types(options)).items():
         name = ".".join(key)

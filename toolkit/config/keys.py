@@ -120,15 +120,10 @@ _RIVALS = {"name_or_path": "from_config", "from_config": "name_or_path"}
 
 
 def apply_overrides(settings: Settings, overrides: Sequence[str], fields: Mapping[Key, Any]) -> None:
-    """Applies overrides in order; errors in them are added to the problems of `settings`.
+    """Applies overrides (`section.key=value`) in order; errors in them are added to the problems of `settings`.
 
     The value of a text field is taken as it is; every other value is YAML 1.2. An override of one of
     `model.name_or_path` and `model.from_config` clears the file's value of the other.
-
-    Args:
-        settings: values of the file.
-        overrides: `section.key=value` each.
-        fields: annotation of every key and section.
     """
     named: dict[str, Source] = {}
     for text in overrides:

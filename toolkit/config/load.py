@@ -58,11 +58,7 @@ class Draft:
     settings: Settings
 
     def loaded(self) -> Loaded:
-        """Returns the configuration if it is valid.
-
-        Raises:
-            ConfigError: with all problems, if there are any.
-        """
+        """Returns the configuration if it is valid. Raises ConfigError with all problems, if there are any."""
         if self.problems:
             raise ConfigError(list(self.problems))
         origins = {".".join(key): self.settings.origin(key) for key, _ in _flat(self.config)}
@@ -93,8 +89,7 @@ def load_config(
 ) -> Loaded:
     """Reads a configuration whose values are right, each by itself; arguments are those of `read_config`.
 
-    Raises:
-        ConfigError: with all problems, if there are any.
+    Raises ConfigError with all problems, if there are any.
     """
     return read_config(options, file, overrides, environ).loaded()
 

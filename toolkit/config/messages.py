@@ -155,16 +155,7 @@ def did_you_mean(text: Any, names: Iterable[Any], most: int = 1) -> str:
 def describe_errors(
     error: ValidationError, hints: Mapping[Key, Any], values: Mapping[str, Any]
 ) -> Iterator[tuple[Key, str]]:
-    """Turns pydantic's errors about one section into one message per setting.
-
-    Args:
-        error: pydantic's error.
-        hints: annotations of the section's fields, by their key inside the section.
-        values: the validated values.
-
-    Yields:
-        The key inside the section and the message.
-    """
+    """Yields the key inside a section and the message of each of pydantic's errors about its values."""
     unions = set()
     for detail in error.errors(include_url=False):
         key = tuple(str(part) for part in detail["loc"] if not isinstance(part, int))  # without positions in lists

@@ -39,9 +39,7 @@ DATA_FILES = ("train_file", "validation_file", "test_file")
 def find_shipped_data(settings: Settings, file: Path) -> None:
     """Replaces the paths of sample data in a shipped configuration that do not exist in the current directory.
 
-    Args:
-        settings: the values of the file.
-        file: the configuration; one that is not shipped is left as it is, since its paths may be typos.
+    Other files are left alone, since their paths may be typos.
     """
     for key in [("data", name) for name in DATA_FILES] if is_shipped(file) else []:
         value = settings.get(key)
@@ -204,10 +202,7 @@ def source_of(cfg: Config) -> ModelConfig:
     """Returns the settings of the model with the name under which its files are to be read.
 
     That is a folder of `offline_dir`, if this has the model. The settings themselves keep the name, so that a run is
-    the same one wherever its files come from.
-
-    Raises:
-        InputError: if `offline_dir` cannot be used.
+    the same one wherever its files come from. Raises InputError if `offline_dir` cannot be used.
     """
     model = cfg.model
     if cfg.offline_dir is None or model.name_or_path is None:

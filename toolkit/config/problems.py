@@ -105,15 +105,10 @@ _TRUE = {"1", "on", "t", "true", "y", "yes"}
 
 
 def only_if(key: str, unset: Any, needed: str, condition: Callable[[Any], bool], why: str, instead: str) -> Rule:
-    """Returns the rule that a setting has an effect only if another one meets a condition.
+    """Returns the rule that the setting `key` (`unset` when not used) needs a `condition` on the setting `needed`.
 
-    Args:
-        key: dotted key of the setting.
-        unset: its value when it is not used.
-        needed: dotted key of the other setting.
-        condition: the condition on the value of the other setting.
-        why: why the setting has no effect otherwise.
-        instead: how to set the other one; the message also suggests removing the setting.
+    `why` says why it has no effect otherwise, `instead` how to set the other one; the message also suggests removing
+    it.
     """
     return Rule(
         lambda config: value_of(config, key) != unset and not condition(value_of(config, needed)),
@@ -124,12 +119,9 @@ def only_if(key: str, unset: Any, needed: str, condition: Callable[[Any], bool],
 
 
 def unused_options(options: Any, key: str, users: Mapping[str, Collection[Any]]) -> list[str]:
-    """Returns a full message for each changed option of a task that has no effect with the value of another one.
+    """Returns a full message for each changed option of a task that has no effect with the value of `key`.
 
-    Args:
-        options: the task's options.
-        key: name of the option that others depend on.
-        users: for each dependent option, the values of `key` with which it has an effect.
+    `users` has, for each dependent option, the values of `key` with which it has an effect.
     """
     chosen, default = getattr(options, key), type(options)()
     return [

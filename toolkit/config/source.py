@@ -27,11 +27,7 @@ class ShallowScanner(Scanner):
     """
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803 - the library's name
-        """Opens a bracket.
-
-        Raises:
-            MarkedYAMLError: if too many are open.
-        """
+        """Opens a bracket. Raises MarkedYAMLError if too many are open."""
         if self.flow_level >= MOST_LEVELS:
             raise MarkedYAMLError(problem="nested too deeply", problem_mark=self.reader.get_mark())
         super().fetch_flow_collection_start(TokenClass, to_push)
@@ -125,15 +121,10 @@ class Settings:
         self.sources[key] = source
 
     def parse(self, text: str, key: Key, source: Source | None = None) -> tuple[bool, Any]:
-        """Reads one YAML document as the value of `key`; errors in it are added to the problems.
+        """Reads one YAML 1.2 document as the value of `key`, () for a file; errors are added to the problems.
 
-        Args:
-            text: YAML 1.2.
-            key: the key that the value belongs to, () for the complete file.
-            source: the source of all values in it; None if each value's source is its line in the file.
-
-        Returns:
-            Whether there is a usable value, and the value.
+        `source` is that of all values in it; None means each value's line in the file. Returns whether there is a
+        usable value, and the value.
         """
         try:
             yaml = YAML(typ="safe", pure=True)
@@ -151,11 +142,7 @@ class Settings:
 
 
 def read_file(file: Path) -> Settings:
-    """Reads a configuration file.
-
-    Raises:
-        ConfigError: if there is no such file or it does not hold one YAML mapping.
-    """
+    """Reads a configuration file. Raises ConfigError if there is no such file or it does not hold one YAML mapping."""
     settings = Settings(Source("default", str(file)))
     try:
         text = read_regular(file, MOST_BYTES).decode("utf-8-sig").replace("\r\n", "\n")
@@ -181,8 +168,7 @@ def read_file(file: Path) -> Settings:
 def read_sections(sections: Mapping[str, Any]) -> Settings:
     """Reads a configuration that is given in Python, by the rules of a file; paths become text.
 
-    Raises:
-        ConfigError: if it holds what YAML cannot.
+    Raises ConfigError if it holds what YAML cannot.
     """
     settings = Settings(Source("default", "config"))
     try:

@@ -100,8 +100,8 @@ def require_present(
     Args:
         source: the file or hub split, for the message.
         first: its first rows.
-        every: reads all of its rows, among which a column may first occur later; None if all rows have all columns.
-        task: the task, which defines the columns.
+        every: reads all rows, among which a column may first occur later; None if all rows have all columns.
+        task: defines the columns.
         columns: maps the toolkit's column names to the source's.
         labelled: whether label columns are needed.
         group: name of the group column, or None.

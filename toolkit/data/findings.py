@@ -107,14 +107,9 @@ class RowFindings:
 def find(
     task: Task, tables: Mapping[str, Table], splits: Mapping[str, Table], group_column: str | None, chosen: bool
 ) -> RowFindings:
-    """Examines the rows of a run.
+    """Examines the rows of a run: the checked tables of its sources, and its `splits` after limiting their number.
 
-    Args:
-        task: counts its labels, if it has any.
-        tables: the checked tables of the run's sources, by split.
-        splits: the tables of the run's splits, after splitting and limiting their number.
-        group_column: the column that groups rows, or None.
-        chosen: whether the user named that column, so that groups are reported even if nothing was split.
+    Groups of `group_column` are reported even if nothing was split where the user has `chosen` it.
     """
     labels = {name: counts for name, part in splits.items() if (counts := task.label_counts(part.rows))}
     notes = task.label_notes(labels["train"]) if labels else []

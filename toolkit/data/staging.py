@@ -183,8 +183,7 @@ class Stage:
 def stage_files(data: DataConfig, task: Task) -> Stage:
     """Copies the data files of a run to `data.stage_to`, unless there are copies of their present state.
 
-    Raises:
-        DataError: if there is too little room, or a file cannot be read or written.
+    Raises DataError if there is too little room, or a file cannot be read or written.
     """
     folder = _own_folder(data)
     sources = [source_files(source, data, task) for source in _sources(data)]
@@ -210,8 +209,7 @@ def staged(data: DataConfig, task: Task, accelerator: Accelerator) -> Stage:
 def stage_problem(data: DataConfig, task: Task) -> str | None:
     """Returns why the data files of a run cannot be copied, or None; copies none.
 
-    Raises:
-        DataError: as `stage_files`, for other reasons than too little room.
+    Raises DataError as `stage_files`, for other reasons than too little room.
     """
     folder = _own_folder(data)
     sources = [source_files(source, data, task) for source in _sources(data)]

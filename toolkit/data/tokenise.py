@@ -34,15 +34,7 @@ NUMBER_IN_FILE = "number"
 
 
 def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, accelerator: Accelerator) -> Prepared:
-    """Tokenises checked rows, and logs notes about them, for instance how many were truncated.
-
-    Args:
-        rows: the checked rows.
-        task: converts rows to feature rows.
-        processor: the run's processor.
-        cfg: resolved configuration.
-        accelerator: the first process of each node tokenises, the others use its cache.
-    """
+    """Tokenises checked rows once per node, and logs notes about them, for instance how many were truncated."""
     with local_main_first(accelerator):
         features = {
             name: tokenise(part, task, processor, labelled=True, num_proc=cfg.data.preprocessing_num_workers)
@@ -94,11 +86,9 @@ def tokenise(
 ) -> datasets.Dataset:
     """Converts checked rows to feature rows with `row_id` (position) and `number` (of the source row in its file).
 
-    The cache key covers the rows, the processor, the task's options and state, the toolkit's code and the
-    versions of the libraries that tokenise. `num_proc` is the number of processes; None uses this one.
-
-    Raises:
-        DataError: if a task that regroups rows finds all of them too short.
+    The cache key covers the rows, the processor, the task's options and state, the toolkit's code and the versions of
+    the libraries that tokenise. `num_proc` is the number of processes; None uses this one. Raises DataError if a task
+    that regroups rows finds all of them too short.
     """
 
     def batch(columns: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:

@@ -43,15 +43,8 @@ def convert_to_model(
 ) -> None:
     """Writes the model of a checkpoint as a run writes `model/` at its end, with averaged weights if it uses them.
 
-    Args:
-        checkpoint: the checkpoint, in the folder of its run.
-        output: an empty folder.
-        recipe: the recipe's file if it was moved after the run.
-        trust_remote_code: whether Python code that comes with the model may run.
-
-    Raises:
-        InputError: if the run, its recipe or its base model is not found, or the checkpoint does not fit them.
-        RunError: if the folder cannot be written.
+    `output` is an empty folder, `recipe` the recipe's file if it was moved. Raises InputError if the run, its recipe or
+    its base model is not found, or the checkpoint does not fit them; RunError if the folder cannot be written.
     """
     cfg, task = read_settings(checkpoint.path.absolute().parents[1], recipe, finished=False)
     if cfg.model.peft.method == "qlora":
@@ -99,19 +92,10 @@ def _use_averages(checkpoint: Checkpoint, model: Any, cfg: Config) -> None:
 
 
 def convert_format(checkpoint: Checkpoint, output: Path, form: str) -> Path:
-    """Writes a checkpoint in another format, one tensor at a time.
+    """Writes a checkpoint in another format (`full`, `sharded`) under the same name, and returns its folder.
 
-    Args:
-        checkpoint: the checkpoint.
-        output: folder in which the new one is created, under the same name.
-        form: `full` or `sharded`.
-
-    Returns:
-        The new checkpoint's folder; `checkpoint.resume` accepts it.
-
-    Raises:
-        DamagedCheckpoint: if the checkpoint is damaged.
-        RunError: if the new one cannot be written.
+    One tensor is in memory at a time. Raises DamagedCheckpoint if the checkpoint is damaged; RunError if the new one
+    cannot be written.
     """
     old, written = CheckpointFolder(checkpoint.path), dict[str, FileEntry]()
     with new_checkpoint(output, checkpoint.step, written) as folder:

@@ -297,14 +297,7 @@ def build_demo(run: TrainedRun, name: str, limits: Limits, folder: Path) -> ASGI
 
 
 def serve_demo(run: TrainedRun, name: str, opened: socket.socket, limits: Limits) -> None:
-    """Serves the page until SIGTERM or Ctrl-C: `toolkit demo`.
-
-    Args:
-        run: the finished run.
-        name: its name, for people.
-        opened: a bound socket.
-        limits: the limits of a request.
-    """
+    """Serves the page of a run at a bound socket until SIGTERM or Ctrl-C: `toolkit demo`."""
     with tempfile.TemporaryDirectory(prefix="toolkit-demo-") as folder:
         app = Guard(build_demo(run, name, limits, Path(folder)), is_loopback(opened), POLICY)
         serve(app, opened, GRACE, lambda address: [f"open {address} in a browser to try {name}"])

@@ -18,15 +18,7 @@ from toolkit.system.rank_order import local_main_first
 def evaluate_file(run: TrainedRun, name: str, file: str, bad_rows: Path, output: Path | None) -> None:
     """Prints the metrics of a run's model on a file, with intervals and baselines, and writes them as JSON.
 
-    Args:
-        run: the finished run.
-        name: its name.
-        file: the labelled rows, with the columns of the run's files.
-        bad_rows: file that skipped rows are written to.
-        output: file that metrics are written to, or None.
-
-    Raises:
-        DataError: if the file or its rows cannot be used.
+    Skipped rows are written to `bad_rows`. Raises DataError if the file or its rows cannot be used.
     """
     data = _read(run, file, bad_rows)
     evaluation = run.evaluation(data)

@@ -50,11 +50,7 @@ class Input:
 
 
 def file_inputs(run: TrainedRun, files: Sequence[str]) -> list[Input]:
-    """Reads and checks files and folders.
-
-    Raises:
-        DataError: if one cannot be read, or lacks a column.
-    """
+    """Reads and checks files and folders. Raises DataError if one cannot be read, or lacks a column."""
     with local_main_first(run.accelerator):  # the others use its cache
         return [_file_input(run, file) for file in files]
 
@@ -98,16 +94,10 @@ def needed_columns(task: Task) -> dict[str, Column]:
 
 
 def text_input(run: TrainedRun, texts: Sequence[str]) -> Input:
-    """Returns the rows of `--input-text`.
+    """Returns the rows of `--input-text`: texts for a task with one input column, otherwise `column=text`.
 
-    Args:
-        run: the finished run.
-        texts: texts for a task with one input column; otherwise `column=text`; a repeated column begins a new
-            row.
-
-    Raises:
-        InputError: if the task reads files, or a column is unknown or missing.
-        DataError: if a text cannot be used.
+    A repeated column begins a new row. Raises InputError if the task reads files, or a column is unknown or missing;
+    DataError if a text cannot be used.
     """
     inputs = needed_columns(run.task)
     if any(column.file for column in inputs.values()):
@@ -166,8 +156,7 @@ class AnswerOptions:
     def check(self, task: Task) -> None:
         """Checks that the task's predictions have scores if these options need them.
 
-        Raises:
-            InputError: if they have no score.
+        Raises InputError if they have no score.
         """
         columns = task.answer_columns
         if self.threshold is not None and "score" not in columns:
@@ -256,17 +245,10 @@ SHOWN = 3
 def answer(
     run: TrainedRun, inputs: Sequence[Input], output: Path | None, options: AnswerOptions, skips_rows: bool
 ) -> None:
-    """Writes the rows of the inputs with their answers, in order, and shows the first ones.
+    """Writes the rows of the inputs with their answers to `output` (None: the terminal), and shows the first ones.
 
-    Args:
-        run: the finished run.
-        inputs: the inputs.
-        output: the file to write; None shows every row on the terminal.
-        options: the contents of the answers.
-        skips_rows: whether unusable rows of an output have the column `error` instead of a prediction.
-
-    Raises:
-        DataError: if no row can be used, or any cannot and may not be skipped, or an input has changed.
+    With `skips_rows`, unusable rows have the column `error` instead of a prediction. Raises DataError if no row can be
+    used, or any cannot and may not be skipped, or an input has changed.
     """
     if output is None or not skips_rows:
         apply_policy({each.name: each.table for each in inputs}, "error")

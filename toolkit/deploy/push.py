@@ -17,14 +17,9 @@ from toolkit.report.runs import read_record
 def push_run(run_folder: Path, repository: str | None, private: bool) -> None:
     """Shows the files of a finished run's model and pushes them; nothing that the folder names is executed.
 
-    Args:
-        run_folder: the run's `output_dir`.
-        repository: `owner/name`; None for the one in the run's settings, or the name of its folder.
-        private: whether a new repository is private; otherwise as in the run's settings.
-
-    Raises:
-        InputError: if the run is not finished or damaged, has no model card, or the Hub cannot be reached from here.
-        RunError: if the upload fails.
+    `repository` is `owner/name` and `private` its kind; None means the run's settings, or the name of its folder.
+    Raises InputError if the run is not finished or damaged, has no model card, or the Hub cannot be reached; RunError
+    if the upload fails.
     """
     upload = _upload(run_folder, repository, private)
     paths = sorted(path for path in upload.folder.rglob("*") if path.is_file())

@@ -22,8 +22,7 @@ from toolkit.tracking.jsonl import has_changed, wrong_lines
 def show_checkpoint(checkpoint: Checkpoint, every_tensor: bool) -> None:
     """Shows the origin, size and content of a checkpoint, after verifying its tensors.
 
-    Raises:
-        DamagedCheckpoint: if a file is damaged.
+    Raises DamagedCheckpoint if a file is damaged.
     """
     manifest = read_manifest(checkpoint.path)
     rows = {
@@ -49,9 +48,7 @@ def show_checkpoint(checkpoint: Checkpoint, every_tensor: bool) -> None:
 def verify_checkpoints(path: Path) -> None:
     """Verifies every byte of a checkpoint, or of all checkpoints of a run.
 
-    Raises:
-        CheckpointError: if there are none.
-        RunError: if one is damaged.
+    Raises CheckpointError if there are none; RunError if one is damaged.
     """
     run = RunFolder(path)
     folders = [folder for _, folder in steps(run.checkpoints if run.checkpoints.is_dir() else path)]

@@ -28,16 +28,7 @@ T = TypeVar("T")
 
 
 def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) -> T:
-    """Runs a function on the main process and returns its result, or raises its error, on every process.
-
-    Args:
-        accelerator: the run's Accelerator.
-        function: what to run; its result must be picklable.
-        *args: its arguments.
-
-    Raises:
-        ToolkitError: the error of the main process, on every process, so that none waits.
-    """
+    """Runs a function on the main process and returns its picklable result, or raises its error, on every process."""
     outcome: list[Any] = [None, None]
     if accelerator.is_main_process:
         try:
@@ -58,16 +49,7 @@ def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) ->
 
 
 def on_every(accelerator: Accelerator, function: Callable[..., T], *args: Any) -> T:
-    """Runs a function on every process; an error on one of them is raised on all, so that none waits.
-
-    Args:
-        accelerator: the run's Accelerator.
-        function: what to run; it must not need the other processes.
-        *args: its arguments.
-
-    Raises:
-        ToolkitError: the error of the first process that had one.
-    """
+    """Runs a function on every process; the error of the first that had one is raised on all, so that none waits."""
     return Peers(accelerator.process_index, accelerator.num_processes).on_every(function, *args)
 
 
@@ -128,8 +110,7 @@ class Peers:
     def on_every(self, function: Callable[..., T], *args: Any) -> T:
         """Runs a function on every process and returns its own result.
 
-        Raises:
-            ToolkitError: the error of the first process that had one, on every process.
+        Raises ToolkitError: the error of the first process that had one, on every process.
         """
         result: Any = None
         error: ToolkitError | None = None
@@ -147,8 +128,7 @@ class Peers:
     def on_first(self, function: Callable[..., T], *args: Any) -> T:
         """Runs a function on the main process and returns its picklable result on every process.
 
-        Raises:
-            ToolkitError: the error of the main process, on every process.
+        Raises ToolkitError: the error of the main process, on every process.
         """
         result = self.on_every(lambda: function(*args) if self.rank == 0 else None)
         found: Any = self.objects(result)[0]

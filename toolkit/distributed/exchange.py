@@ -101,14 +101,10 @@ class Wire:
 
 @torch.no_grad()
 def average_gradients(wire: Wire, parameters: Sequence[Tensor], weight: float) -> None:
-    """Replaces each parameter's gradient by its weighted mean over processes.
+    """Replaces each parameter's gradient by its mean over processes, with weights that add up to 1.
 
-    A missing gradient counts as zero; if a parameter has no gradient on any process, it stays None.
-
-    Args:
-        wire: exchanges the tensors.
-        parameters: parameters of any shape, the same on every process; they may be split over other processes.
-        weight: weight of this process; the weights of all processes add up to 1.
+    Parameters are the same on every process, and may be split over others. A missing gradient counts as zero; if a
+    parameter has no gradient on any process, it stays None.
     """
     if not parameters:
         return

@@ -30,8 +30,7 @@ KNOWN_LAUNCHES = ("NO", "MULTI_CPU", "MULTI_GPU")
 def build_accelerator(cfg: Config) -> Accelerator:
     """Builds the run's only Accelerator; `toolkit.checks.machine` has already checked the device.
 
-    Raises:
-        RunError: if the launched processes do not form one group, or no strategy supports this kind of launch.
+    Raises RunError if the launched processes do not form one group, or no strategy supports this kind of launch.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.utils import AORecipeKwargs
@@ -132,11 +131,7 @@ def own_accelerate_state() -> Iterator[None]:
 
 @contextmanager
 def float32_precision(tf32: bool | None) -> Iterator[None]:
-    """Sets the precision of float32 products, and restores it on exit.
-
-    Args:
-        tf32: whether products may use TensorFloat32 inside the block; None does not change it.
-    """
+    """Sets whether float32 products may use TensorFloat32 inside the block; None does not change it."""
     matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         if tf32 is not None:

@@ -38,11 +38,10 @@ class Delivery:
 
     @torch.no_grad()
     def __call__(self, modules: Iterable[nn.Module], keep: Callable[[nn.Module], bool] = lambda module: True) -> None:
-        """Puts the modules' own tensors on the device; modules that were delivered before are left alone.
+        """Puts the modules' own tensors on the device; submodules and modules delivered before are left alone.
 
-        Args:
-            modules: modules of the model, the same on every process; their submodules are not included.
-            keep: whether this process needs the parameters of a module. Others stay where they are.
+        Modules are the same on every process; parameters of those that this process does not `keep` stay where they
+        are.
         """
         modules = [module for module in modules if module not in self._done]
         kept = {parameter for module in modules if keep(module) for parameter in module.parameters(recurse=False)}
@@ -160,8 +159,7 @@ class Skeleton:
     def filled(self, tensors: Mapping[str, Tensor]) -> PreTrainedModel:
         """Returns the model with these parameters and saved buffers, on the CPU; the skeleton is used up.
 
-        Args:
-            tensors: complete tensors by name, those of tied weights under one of their names.
+        The tensors are complete, those of tied weights under one of their names.
         """
         own = self.model.state_dict(keep_vars=True)
         values = {id(own[name]): tensor for name, tensor in tensors.items()}

@@ -64,13 +64,7 @@ def micro_batch(
 ) -> torch.Tensor:
     """Adds one micro-batch's part of a window's gradient; returns its summed loss, a detached scalar.
 
-    Args:
-        accelerator: the run's Accelerator.
-        task: gives the summed loss.
-        model: the prepared model.
-        batch: the micro-batch, on the CPU.
-        scale: factor of the summed loss.
-        backward: performs the backward pass of the scaled loss; None for the Accelerator's.
+    Arguments as for `accumulate`; `backward` is None for the Accelerator's.
     """
     empty = bool((batch["row_ids"] < 0).all())
     with kept_buffers(model) if empty else nullcontext():
@@ -103,13 +97,9 @@ def clip(accelerator: Accelerator, model: nn.Module, max_norm: float) -> float:
 
 @torch.no_grad()
 def clip_split(parameters: Iterable[Tensor], max_norm: float) -> float:
-    """Clips the gradient to a norm over all processes (0 turns clipping off) and returns its norm before clipping.
+    """Clips the gradient to a 2-norm over all processes (0: no clipping) and returns its norm before clipping.
 
-    Gradients that are ordinary tensors must be the same on every process.
-
-    Args:
-        parameters: parameters of any shape, split over any mesh or not.
-        max_norm: maximum 2-norm.
+    Parameters may be split over any mesh; gradients that are ordinary tensors must be the same on every process.
     """
     parameters = list(parameters)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

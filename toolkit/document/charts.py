@@ -258,14 +258,9 @@ TOP = 30.0
 def histogram_chart(
     edges: Sequence[float], counts: Sequence[int], *, title: str, x_label: str, limit: float | None = None
 ) -> Drawing:
-    """Draws a histogram.
+    """Draws a histogram of `[B]` counts between `[B + 1]` edges; a line marks `limit` if it is within the edges.
 
-    Args:
-        edges: `[B + 1]` edges of the bins.
-        counts: `[B]` number of values in each bin.
-        title: description of the chart, for screen readers.
-        x_label: label of the horizontal axis, with the unit.
-        limit: a value to mark with a line, if it is within the edges.
+    The title is for screen readers; `x_label` has the unit.
     """
     y = axis(np.asarray(counts, dtype=float), TOP + PLOT_HEIGHT, TOP, zero=True)
     left = 16 + LETTER * max((len(name) for _, name in y.ticks), default=0)

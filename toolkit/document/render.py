@@ -99,18 +99,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_html(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Returns a report as HTML.
+    """Returns a report as an HTML document; the `lead` below the title may be empty.
 
     Any text may come from the user's rows. All texts are escaped, and the page's content security policy blocks all
     network requests and all scripts except those of the templates.
-
-    Args:
-        title: title of the page.
-        lead: sentence below the title; may be empty.
-        sections: content of the report.
-
-    Returns:
-        The HTML document.
     """
     document = _environment().get_template("page.html")
     overlaid = any(isinstance(block, Overlay) for section in sections for block in section.blocks)
@@ -160,14 +152,9 @@ COLUMNS, ROWS = 66, 14
 def text_chart(
     xs: Sequence[float], ys: Sequence[float], marks: Mapping[str, float], x_label: str, y_label: str
 ) -> list[str]:
-    """Draws a line over a logarithmic horizontal axis, in lines of at most 80 characters.
+    """Draws `[N]` values over `[N]` positive ones on a logarithmic axis, in lines of at most 80 characters.
 
-    Args:
-        xs: `[N]` positive values.
-        ys: `[N]` values; NaN leaves a gap.
-        marks: values of x to mark, by a letter each.
-        x_label: label of the horizontal axis.
-        y_label: label of the vertical axis.
+    NaN leaves a gap; a letter each marks the values of x in `marks`.
     """
     x = axis(np.asarray(xs, dtype=float), 0, COLUMNS - 1, log=True)
     y = axis(np.asarray(ys, dtype=float), ROWS - 1, 0)

@@ -41,13 +41,7 @@ def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
 
 
 def import_all(cfg: Config, config: PreTrainedConfig, auto_model: str) -> None:
-    """Imports the modules of a run, and runs a first step that starts the libraries' threads.
-
-    Args:
-        cfg: resolved settings.
-        config: the model's configuration.
-        auto_model: name of the auto class that will build the model.
-    """
+    """Imports the modules of a run, and runs a first step that starts the libraries' threads."""
     import_object(ENGINES[cfg.engine])
     constructor(cfg.train.optim)
     load_code(config, auto_model)

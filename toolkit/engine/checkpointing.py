@@ -92,12 +92,7 @@ class BackgroundSave:
             warn(f"the checkpoint in flight is not complete after {PATIENCE_SECONDS:.0f} s; the one before it is kept")
 
     def start(self, copy: Copy, write: Callable[[], None]) -> None:
-        """Starts a thread that completes copies and writes them.
-
-        Args:
-            copy: completes the copies.
-            write: writes them.
-        """
+        """Starts a thread that completes copies and writes them."""
         assert self.state is Flight.IDLE, "one checkpoint at a time"
         self._copy, self.state = copy, Flight.COPYING
         self._thread = threading.Thread(target=self._run, args=(copy, write), name="checkpoint", daemon=True)
@@ -109,11 +104,7 @@ class BackgroundSave:
             self._copy.wait()
 
     def join(self) -> None:
-        """Waits until the checkpoint is written.
-
-        Raises:
-            ToolkitError: if it cannot be written.
-        """
+        """Waits until the checkpoint is written. Raises ToolkitError if it cannot be written."""
         if self._thread is not None:
             self._thread.join()
         error, self._error = self._error, None
@@ -204,13 +195,10 @@ class Checkpointer:
         self._saved = None
 
     def save(self, now: bool = False) -> None:
-        """Writes a checkpoint of this step, or begins to, then removes surplus ones. Every rank must call it.
+        """Writes a checkpoint of this step, or begins to unless `now`, then removes surplus ones; called by every rank.
 
-        Args:
-            now: whether to return only when it is written.
-
-        Raises:
-            RunError: on every rank, if the model is not finite, or this checkpoint or the one before cannot be written.
+        Raises RunError on every rank if the model is not finite, or this checkpoint or the one before cannot be
+        written.
         """
         self.join()
         training, run = self.training, self.training.run
@@ -238,8 +226,7 @@ class Checkpointer:
     def join(self) -> None:
         """Waits until the checkpoint in flight, if any, is written. Every rank must call it.
 
-        Raises:
-            RunError: on every rank, if it cannot be written.
+        Raises RunError on every rank, if it cannot be written.
         """
         if self.background.state is Flight.IDLE:
             return
@@ -253,14 +240,9 @@ class Checkpointer:
         return float(state is Flight.FAILED), float(state is Flight.WRITTEN)
 
     def join_if(self, failed: float, written: float) -> None:
-        """Joins a checkpoint that failed on any rank or is written on all.
+        """Joins a checkpoint that failed on any rank or is written on all: sums of `flags` over all ranks.
 
-        Args:
-            failed: sum of the first of `flags` over all ranks.
-            written: sum of the second one.
-
-        Raises:
-            RunError: on every rank, if it cannot be written.
+        Raises RunError on every rank, if it cannot be written.
         """
         if failed or written == self._peers.size:
             self.join()
@@ -312,9 +294,8 @@ class Checkpointer:
     def restore(self, saved: Checkpoint) -> None:
         """Restores parameters, optimizer, schedule, counters, strategy and callbacks from a checkpoint.
 
-        Raises:
-            CheckpointError: if the checkpoint does not match the model or the optimizer.
-            DamagedCheckpoint: on every rank, if any rank found a damaged file.
+        Raises CheckpointError if the checkpoint does not match the model or the optimizer; DamagedCheckpoint on every
+        rank, if any rank found a damaged file.
         """
         self.join()
         training, run = self.training, self.training.run
@@ -351,13 +332,9 @@ class Checkpointer:
         contents.load_model_into(saved, model, run.mesh, run.strategy.outline)
 
     def load_best(self) -> bool:
-        """Replaces the last step's parameters by the best step's.
+        """Replaces the last step's parameters by the best step's; returns False if that checkpoint is damaged.
 
-        Returns:
-            Whether they were replaced; False if the best checkpoint is damaged.
-
-        Raises:
-            RunError: on every rank, if the checkpoint in flight cannot be written.
+        Raises RunError on every rank, if the checkpoint in flight cannot be written.
         """
         self.join()
         training, run = self.training, self.training.run
@@ -414,10 +391,8 @@ def require_disk_space(run: Run, milestones: Milestones) -> None:
     """Raises an error if the model, checkpoints and snapshots do not fit on the disk. Call it on the main process.
 
     The estimate counts weights and the optimizer's state, but no states of callbacks. What an earlier session has
-    written stays until it is replaced, and is not free. A run that may end before its last step passes.
-
-    Raises:
-        CheckpointError: with the space that is needed, the space that is free, and the settings to change.
+    written stays until it is replaced, and is not free. A run that may end before its last step passes. Raises
+    CheckpointError with the space that is needed, the space that is free, and the settings to change.
     """
     found = [(count, size, name) for count, size, name in _files(run, milestones) if count]
     needed, free = sum(count * size for count, size, _ in found), shutil.disk_usage(run.output_dir).free

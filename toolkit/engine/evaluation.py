@@ -133,12 +133,9 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def predict_batch(predictor: Predictor, model: nn.Module, cpu_batch: Batch) -> tuple[float, list[Part]]:
-    """Returns the summed loss and the predictions of a batch; both are empty but on the last stage of a pipeline.
+    """Returns the summed loss and the predictions of a collated batch; empty but on the last stage of a pipeline.
 
-    Args:
-        predictor: task, processor, settings and processes.
-        model: the model, in evaluation mode; the caller disables gradients.
-        cpu_batch: the collated batch.
+    The model is in evaluation mode; the caller disables gradients.
     """
     task, row_ids = predictor.task, cpu_batch["row_ids"]
     batch = to_device(cpu_batch, predictor.accelerator.device)

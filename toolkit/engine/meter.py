@@ -103,12 +103,7 @@ class ProgressMeter:
         return (state.total_loss + state.loss_sum) / items if items else None
 
     def line(self, epoch: float, metrics: dict[str, float]) -> dict[str, Any]:
-        """Returns a line about the steps since the last line and resets the sums. Every rank must call it.
-
-        Args:
-            epoch: passes over the training rows so far.
-            metrics: further values of the line.
-        """
+        """Returns a line about the steps since the last line, with further `metrics`. Every rank must call it."""
         self.reduce()
         state = self._state
         line = {

@@ -81,15 +81,9 @@ class LostGradient(NamedTuple):
 
 @torch.no_grad()
 def require_finite(accelerator: Accelerator, tensors: Mapping[str, Tensor], step: int) -> None:
-    """Stops all ranks if a parameter or buffer of any of them is not finite; every rank must call it.
+    """Raises NonFiniteParameters on all ranks, naming the step, if a tensor of any of them is not finite.
 
-    Args:
-        accelerator: the run's Accelerator.
-        tensors: the tensors that this rank has, split or not, by name.
-        step: the step after which they are to be saved.
-
-    Raises:
-        NonFiniteParameters: naming the step and such a tensor.
+    The tensors are those that this rank has, split or not, by name; every rank must call it.
     """
     own = {name: local(tensor) for name, tensor in tensors.items()}
     own = {name: tensor for name, tensor in own.items() if tensor.is_floating_point() and tensor.numel()}
@@ -176,8 +170,7 @@ class UpdateGuard:
     def agree_if(self, any_lost: float) -> None:
         """Skips the last step on all ranks, or ends the run, if any rank has dropped its update.
 
-        Raises:
-            RunError: on every rank, if the run may not continue.
+        Raises RunError on every rank, if the run may not continue.
         """
         if any_lost:
             self._skip(self.lost)
@@ -190,8 +183,7 @@ class UpdateGuard:
     def check_parameters(self) -> None:
         """Checks the parameters after an update, while it is unknown which update broke them before.
 
-        Raises:
-            GoBack: if this one does.
+        Raises GoBack if this one does.
         """
         run, step = self._run, self._training.state.step
         if step > run.attempt.suspect_step:
@@ -205,13 +197,8 @@ class UpdateGuard:
     def _skip(self, lost: LostGradient | None, reason: str = "") -> str:
         """Counts a step as skipped and returns what was not finite, or ends the run; every rank must call it.
 
-        Args:
-            lost: this rank's gradient, None if it is finite.
-            reason: what was not finite, if it was not the gradient.
-
-        Raises:
-            NonFiniteGradient: on every rank, if the run may skip no step.
-            TooManySkipped: on every rank, if it may skip no more.
+        `lost` is this rank's gradient, None if it is finite; `reason` says what was not finite instead. Raises, on
+        every rank, NonFiniteGradient if the run may skip no step, TooManySkipped if it may skip no more.
         """
         found = [each for each in objects_of_all(lost) if each is not None]
         numbers = sorted({row for each in found for row in each.rows})

@@ -34,11 +34,7 @@ class Abandoned(Exception):  # noqa: N818 - no error
 
 
 def abandon_together(accelerator: Accelerator, is_stopping: Callable[[], bool]) -> None:
-    """Abandons an evaluation on all ranks if any of them should; every rank must call it.
-
-    Raises:
-        Abandoned: if so.
-    """
+    """Abandons an evaluation on all ranks if any of them should; every rank must call it. Raises Abandoned if so."""
     (stopping,) = all_sum(accelerator, float(is_stopping()))
     if stopping:
         raise Abandoned
@@ -130,17 +126,12 @@ class Stopper:
     def stop_now(self) -> None:
         """Saves and stops if any rank received a stop signal. Every rank must call it.
 
-        Raises:
-            Interrupted: on every rank, after saving.
+        Raises Interrupted on every rank, after saving.
         """
         self.stop_if(all_sum(self._training.run.accelerator, *self.received()))
 
     def stop_if(self, stops: Sequence[float]) -> None:
-        """Saves and stops if any rank received a stop signal.
-
-        Raises:
-            Interrupted: on every rank, after saving.
-        """
+        """Saves and stops if any rank received a stop signal. Raises Interrupted on every rank, after saving."""
         number = next((number for number, ranks in zip(STOP_SIGNALS, stops, strict=True) if ranks), None)
         if number is None:
             return

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def training_arguments(run: Run, milestones: Milestones) -> TrainingArguments:
     """Returns the Trainer's arguments: the run's settings that callbacks may read, and `trainer.args`.
 
-    Raises:
-        ConfigError: if the Trainer rejects them.
+    Raises ConfigError if the Trainer rejects them.
     """
     from transformers import TrainingArguments
 
@@ -60,17 +59,9 @@ def training_arguments(run: Run, milestones: Milestones) -> TrainingArguments:
 
 
 def trainer_callback(name: str) -> TrainerCallback:
-    """Imports a callback of the Trainer.
+    """Imports a callback of the Trainer by `package.module.Name`, of it or of what returns one without arguments.
 
-    Args:
-        name: `package.module.Name` of a callback, or of a class or function that returns one without arguments.
-
-    Returns:
-        The callback.
-
-    Raises:
-        ImportError: if the name cannot be imported.
-        TypeError: if it is neither a callback nor returns one.
+    Raises ImportError if the name cannot be imported; TypeError if it is neither.
     """
     from transformers import TrainerCallback
 

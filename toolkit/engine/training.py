@@ -45,12 +45,7 @@ if TYPE_CHECKING:
 
 
 def training_batches(run: Run, workers: int) -> tuple[WatchedLoader, WindowSampler]:
-    """Returns the loader of this rank's micro-batches, and the sampler that sets where it starts.
-
-    Args:
-        run: the run.
-        workers: number of worker processes; 0 loads batches in this process.
-    """
+    """Returns the loader of this rank's micro-batches, and the sampler that sets where it starts."""
     processor = padding_to(run.processor, run.cfg.train.pad_to_multiple_of)
     packs_tokens = run.unpadded and run.model.config.model_type not in ISLANDS  # memory is taken by tokens alone
     return training_loader(run.data.train, run.task, processor, run.cfg, run.mesh, workers, run.data.kept, packs_tokens)
@@ -86,8 +81,7 @@ class Session(Training):
     def opened(cls, run: Run, observers: Sequence[Callback] = ()) -> Iterator[Self]:
         """Opens what a run's training needs but its model and optimizer, and closes it when the block ends.
 
-        Raises:
-            CheckpointError: if the run does not fit on the disk.
+        Raises CheckpointError if the run does not fit on the disk.
         """
         session = cls(run, observers)
         _note_long_rows(run)
@@ -245,11 +239,7 @@ class Session(Training):
 
     @in_phase("update")
     def check_update(self, grad_norm: float) -> None:
-        """Decides about an update before it is applied.
-
-        Raises:
-            RunError: as `UpdateGuard.check`.
-        """
+        """Decides about an update before it is applied. Raises RunError as `UpdateGuard.check`."""
         self.updates.check(grad_norm)
         self.checkpointer.wait_for_copy()  # also where no update follows: a strategy may change parameters after it
         if self.updates.skips:
@@ -322,8 +312,7 @@ class Session(Training):
     def evaluate(self, tell: Callable[[dict[str, float]], None] = lambda metrics: None) -> dict[str, float]:
         """Evaluates on the validation rows, if any, tracks the best step and returns the metrics.
 
-        Args:
-            tell: tells the engine's own callbacks of the metrics, before a checkpoint of the best step has their state.
+        `tell` tells the engine's own callbacks, before a checkpoint of the best step has their state.
         """
         with self._stopping_if_abandoned(due=True):
             result = self.evaluator.evaluate("validation")

@@ -59,13 +59,9 @@ def limits(task: Task, processor: Processor) -> tuple[int | None, int | None]:
 
 
 def stretched(batch: Batch, shorter: Batch, source: int | None, target: int | None) -> Batch:
-    """Extends a micro-batch to the given lengths by repeating its values.
+    """Extends a micro-batch to lengths of inputs (`source`) and labels (`target`; None keeps one) by repeating values.
 
-    Args:
-        batch: the micro-batch.
-        shorter: a micro-batch with as many, but shorter, rows; the axes on which the two differ are extended.
-        source: length of inputs, or None to keep it.
-        target: length of the decoder's inputs and labels, or None to keep it.
+    `shorter` has as many, but shorter, rows; the axes on which the two differ are extended.
     """
     decodes = any(name.startswith("decoder_") for name in batch["inputs"])
 
@@ -150,10 +146,8 @@ _PREDICTED: dict[str, Footprint] = {}
 def predicted(run: Run) -> Footprint:
     """Predicts the memory of a run's training step from its model's configuration and its longest rows.
 
-    It may be called before or after training, on any process. Predictions are cached in the process.
-
-    Raises:
-        InputError: if the training step cannot be simulated on fake tensors.
+    It may be called before or after training, on any process. Predictions are cached in the process. Raises InputError
+    if the training step cannot be simulated on fake tensors.
     """
     cfg, device = run.cfg, run.accelerator.device
     longest = int(lengths_of(run.data.train).sum(axis=1).max())

@@ -190,10 +190,8 @@ class Subject:
 def simulate(subject: Subject) -> Footprint:
     """Simulates one training step without allocating memory, and returns the memory it would need.
 
-    Of a window with several micro-batches the last one is simulated, when the gradients of the others exist.
-
-    Raises:
-        InputError: if the step cannot be simulated, for instance because the model reads values of its tensors.
+    Of a window with several micro-batches the last one is simulated, when the gradients of the others exist. Raises
+    InputError if the step cannot be simulated, for instance because the model reads values of its tensors.
     """
     window = subject.window
     with _quiet(), without_memory() as ledger, fused_attention() if subject.fused_attention else nullcontext():
@@ -354,8 +352,7 @@ def _updates_all_together(subject: Subject) -> bool:
 def _update(model: nn.Module, train: TrainConfig, ledger: Ledger) -> tuple[int, int, int]:
     """Runs two optimizer steps, since the first creates the state.
 
-    Returns:
-        Bytes of the optimizer's state, of all memory it keeps after a step, and the peak during a step.
+    Returns the bytes of the state, of all memory that it keeps, and of the peak.
     """
     with ledger.naming("optimizer", guess=True):
         optimizer = build_optimizer(model, train)

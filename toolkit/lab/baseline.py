@@ -25,11 +25,7 @@ MODEL = "the model, not trained"
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores the evaluation sets of a run, if `model` says so with its model as well.
-
-    Returns:
-        The fields `baselines` and `rows` of `Baselines`.
-    """
+    """Scores the evaluation sets of a run, with its model too if `model` says so: the fields of `Baselines`."""
     from toolkit.run import prepared_run
 
     task_type = load_task_type(job["recipe"])
@@ -122,10 +118,8 @@ def _cell(each: Mapping[str, Any], name: str) -> Cell | None:
 def score(request: Request, with_model: bool) -> Baselines:
     """Scores the answers of a run's task, and its model if asked to.
 
-    Raises:
-        ConfigError: if a setting is invalid.
-        InputError: if there is nothing to score, or the output folder is not empty.
-        RunError: if the model cannot be evaluated.
+    Raises ConfigError if a setting is invalid; InputError if there is nothing to score, or the output folder is not
+    empty; RunError if the model cannot be evaluated.
     """
     if not with_model and not request.task.has("baselines"):
         raise InputError("--no-model: this task has no baseline but its model; remove the option")

@@ -48,12 +48,9 @@ OUT_OF_MEMORY = "out of memory: "
 def longest_steps(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains on the longest rows, so that no other step of the run needs more memory.
 
-    Returns:
-        `memory`: measured bytes of the rank that needs the most; `footprint`: what is predicted for its largest
-        micro-batch on a single device; `step_rows` and `epoch_rows`: rows of a step and of an epoch.
-
-    Raises:
-        RunError: if memory does not suffice on any rank; the text begins with `OUT_OF_MEMORY`.
+    Returns measured bytes of the rank that needs the most (`memory`), the prediction for its largest micro-batch on one
+    device (`footprint`), and the rows of a step and an epoch. Raises RunError with `OUT_OF_MEMORY` if memory does not
+    suffice.
     """
     watch, counted = Watch(), list[int]()
 
@@ -334,8 +331,7 @@ def _is_memory(outcome: Outcome) -> bool:
 def best_of(tried: Sequence[Tried]) -> Tried:
     """Returns the smallest size that is nearly as fast as every larger one that fits; see `GAIN`.
 
-    Raises:
-        RunError: if none fits.
+    Raises RunError if none fits.
     """
     fitting = [each for each in tried if each.fits]
     for place, each in enumerate(fitting):
@@ -476,19 +472,11 @@ SHARE = 0.9
 def find(
     request: Request, memory: str | None, scale_lr: str | None, reference_rows: int | None, steps: int
 ) -> MicroBatches:
-    """Tries micro-batches.
+    """Tries micro-batches, each with timed `steps` in each round.
 
-    Args:
-        request: the run to find a micro-batch for.
-        memory: memory of each process, with its unit, or None for what is free.
-        scale_lr: key of `SCALES`, or None to try no larger windows.
-        reference_rows: rows of a step for which the configured rate is meant, or None for those configured.
-        steps: timed steps of each round.
-
-    Raises:
-        ConfigError: if the settings are invalid.
-        InputError: if an argument has no effect, or the model cannot be simulated.
-        RunError: if training fails, or no micro-batch fits.
+    `memory` is that of each process (None: what is free); `scale_lr` a key of `SCALES` (None: no larger windows), for a
+    rate meant for steps of `reference_rows`. Raises ConfigError if the settings are invalid; InputError if an argument
+    has no effect, or the model cannot be simulated; RunError if training fails, or no micro-batch fits.
     """
     if scale_lr is None and reference_rows:
         raise InputError("--reference-rows: has no effect without --scale-lr")

@@ -59,8 +59,7 @@ class Entry:
 def entry_of(record: Record, folder: Path) -> Entry:
     """Returns what is known of a run, whose name is relative to the folder of all runs.
 
-    Raises:
-        InputError: if its `metrics.jsonl` cannot be read.
+    Raises InputError if its `metrics.jsonl` cannot be read.
     """
     file = RunFolder(record.folder).metrics
     try:
@@ -99,8 +98,7 @@ def text_of(value: Any) -> str:
 def require_known(names: Iterable[str], entries: Sequence[Entry], option: str) -> None:
     """Refuses names that no run has, and suggests similar ones; the error names the option.
 
-    Raises:
-        InputError: if there is no such setting or result.
+    Raises InputError if there is no such setting or result.
     """
     known = dict.fromkeys(name for entry in entries for name in entry.values)
     for name in names:
@@ -160,8 +158,7 @@ def parse(text: str) -> Condition:
 def chosen(entries: Sequence[Entry], texts: Sequence[str]) -> list[Entry]:
     """Returns the runs that meet all conditions.
 
-    Raises:
-        InputError: if a condition cannot be read, or names what no run has.
+    Raises InputError if a condition cannot be read, or names what no run has.
     """
     conditions = [parse(text) for text in texts]
     require_known([condition.name for condition in conditions], entries, "--where")

@@ -203,9 +203,8 @@ def _rate(bytes_per_second: float) -> str:
 def time_operations(launch: Launch, output: Path, command: str) -> Collectives:
     """Makes the folder for the results, and times the operations between the processes of a launch.
 
-    Raises:
-        InputError: if there are too few processes or GPUs, or the folder is not empty.
-        RunError: if the processes cannot reach each other.
+    Raises InputError if there are too few processes or GPUs, or the folder is not empty; RunError if the processes
+    cannot reach each other.
     """
     launch.check(2)
     output_folder(output)

@@ -91,17 +91,9 @@ def _figures(metric: Mapping[str, Any]) -> list[Any]:
 
 
 def cross_validate(request: Request, folds: int, keep_models: bool) -> CrossValidation:
-    """Trains the folds that are not finished, and summarises the scores of all.
+    """Trains the folds that are not finished, keeps their models if asked to, and summarises all scores.
 
-    Args:
-        request: the run to validate.
-        folds: number of folds.
-        keep_models: whether the model of each fold is kept.
-
-    Raises:
-        ConfigError: if settings are invalid.
-        InputError: if the folder cannot be made.
-        RunError: if the training of a fold fails.
+    Raises ConfigError if settings are invalid; InputError if the folder cannot be made; RunError if a training fails.
     """
     settings = {**QUIET, "data.validation_file": None, "data.validation_split": None, "data.folds": folds}
     trainings = [

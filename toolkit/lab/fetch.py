@@ -210,8 +210,7 @@ EMBEDDED_ROWS = 100
 def fetch_dataset(target: Target, data: DataConfig) -> None:
     """Writes all splits of the dataset, unless the folder has them.
 
-    Raises:
-        DataError: if the dataset cannot be loaded.
+    Raises DataError if the dataset cannot be loaded.
     """
     name = str(data.dataset_name)
     commit = commit_of(name, data.revision, "dataset")
@@ -248,11 +247,8 @@ def save_split(rows: datasets.Dataset, folder: Path) -> None:
 def fetch_files(target: Target, cfg: Config, task: Task) -> None:
     """Copies the data files, and the files that their rows refer to.
 
-    Files stay where they are in relation to each other, in a folder `files/<n>` for each folder of data files.
-
-    Raises:
-        DataError: if a file cannot be read.
-        InputError: if rows refer to files outside of the folder of their data file.
+    Files stay where they are in relation to each other, in a folder `files/<n>` for each folder of data files. Raises
+    DataError if a file cannot be read; InputError if rows refer to files outside of the folder of their data file.
     """
     places: dict[Path, str] = {}
     for key in DATA_FILES:
@@ -321,8 +317,7 @@ COMMIT_CHARS = 40
 def model_source(model: ModelConfig) -> tuple[Path, str | None]:
     """Returns the folder with a model's files, downloaded if need be, and its commit; None for a local folder.
 
-    Raises:
-        InputError: if there is no such model.
+    Raises InputError if there is no such model.
     """
     from huggingface_hub import snapshot_download
 
@@ -345,8 +340,7 @@ def model_source(model: ModelConfig) -> tuple[Path, str | None]:
 def model_file_names(folder: Path, model: ModelConfig) -> list[str]:
     """Returns the names of the files in a model's folder that a run reads.
 
-    Raises:
-        InputError: if the folder has no configuration or no weights, or needs files from elsewhere.
+    Raises InputError if the folder has no configuration or no weights, or needs files from elsewhere.
     """
     name, found = str(model.name_or_path), {path.name for path in folder.iterdir() if path.is_file()}
     if ADAPTERS in found:
@@ -431,19 +425,10 @@ COMMIT = 8
 def fetch(
     task_type: type[Task], config: str, overrides: Sequence[str], folder: Path, prepare: bool
 ) -> tuple[Target, Fetched]:
-    """Writes the model, the processor and the rows of a run into a folder.
+    """Writes the model, the processor and the rows of a run into a new folder, tokenised too with `prepare`.
 
-    Args:
-        task_type: the recipe's task.
-        config: the YAML file.
-        overrides: the user's overrides.
-        folder: the folder, which is made.
-        prepare: whether rows are checked and tokenised, too.
-
-    Raises:
-        ConfigError: if a setting is invalid.
-        InputError: if there is no such model or dataset, or the folder cannot be used.
-        RunError: if the folder cannot be written.
+    Raises ConfigError if a setting is invalid; InputError if there is no such model or dataset, or the folder cannot be
+    used; RunError if it cannot be written.
     """
     cfg = load_settings(task_type, config, [*overrides, "offline_dir=null"], told=Told()).config
     try:

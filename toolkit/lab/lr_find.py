@@ -135,19 +135,11 @@ class LearningRates(Report):
 
 
 def find(request: Request, start: float | None, end: float | None, ramp: str, steps: int) -> LearningRates:
-    """Trains while the rate rises, and reads the losses.
+    """Trains while the rate rises (`ramp`: `exponential` or `linear`) from `start` to `end`, and reads the losses.
 
-    Args:
-        request: the run to find a rate for.
-        start: the first rate, or None for one that follows from the configured rate.
-        end: the last rate, or None as above.
-        ramp: `exponential` or `linear`.
-        steps: steps of the test.
-
-    Raises:
-        ConfigError: if the test cannot start.
-        InputError: if there is no range, or the optimizer has no rate.
-        RunError: if training fails, or the test ends too early to read anything from it.
+    None for a rate means one that follows from the configured rate. Raises ConfigError if the test cannot start;
+    InputError if there is no range, or the optimizer has no rate; RunError if training fails, or the test ends too
+    early.
     """
     cfg = request.cfg
     low, high = _range(cfg, start, end)
@@ -258,8 +250,7 @@ class Curve(Callback):
     def after_step(self, record: Mapping[str, float]) -> None:
         """Records a step, whose loss is that of the parameters before its update.
 
-        Raises:
-            _Over: on every rank, after the last step, or once the loss has diverged.
+        Raises _Over on every rank, after the last step, or once the loss has diverged.
         """
         run, step = self.training.run, self.training.state.step
         (total,) = data_sum(run.accelerator, run.mesh, record["loss_sum"])
@@ -365,12 +356,9 @@ class Reading:
 
 
 def read(rates: Sequence[float], losses: Sequence[float], blew_up: bool = False) -> Reading:
-    """Reads a curve.
+    """Reads a curve of `[N]` rising rates, at least 3, and losses (NaN for a step without items).
 
-    Args:
-        rates: `[N]` rates, rising, at least 3.
-        losses: `[N]` losses; NaN for a step without items.
-        blew_up: whether the test ended because the loss diverged or was not finite.
+    `blew_up` says that the test ended because the loss diverged or was not finite.
     """
     raw = np.asarray(losses, dtype=float)
     smoothed = smooth(raw)

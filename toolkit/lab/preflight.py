@@ -347,8 +347,7 @@ FILES_OF_CHECKPOINT, FILES_OF_RUN = 20, 100
 def needs_of(cfg: Config, task: Task, processes: int, world: int) -> Needs:
     """Returns what a run needs of a machine that starts `processes` of its `world` processes.
 
-    Raises:
-        ToolkitError: if a step cannot be simulated.
+    Raises ToolkitError if a step cannot be simulated.
     """
     import torch
 

@@ -183,8 +183,7 @@ class Scale:
 def scale_of(request: Request, processes: Sequence[int], mode: Mode, rounds: int, steps: int) -> Scale:
     """Checks the run on every number of processes.
 
-    Raises:
-        ConfigError: if any of them cannot be trained; lists all problems.
+    Raises ConfigError if any of them cannot be trained; lists all problems.
     """
     settings = FEW_STEPS | unfrozen_at_once(request.cfg) | {"train.max_steps": steps}
     cfg = request.load(written(settings))
@@ -229,11 +228,7 @@ class Measurements:
 
 
 def measure(scale: Scale) -> Measurements:
-    """Measures what an earlier call has not finished.
-
-    Raises:
-        RunError: if a run fails; those before it are kept.
-    """
+    """Measures what an earlier call has not finished. Raises RunError if a run fails; those before it are kept."""
     rows = scale.least.cfg.train.per_device_train_batch_size
     numbers = [*scale.requests]
     places = [(number, place) for place in range(1, scale.rounds + 1) for number in numbers]

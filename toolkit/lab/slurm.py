@@ -92,8 +92,7 @@ def lead_of(seconds: int) -> int:
 def seconds_of(text: str) -> int:
     """Returns a time limit of Slurm in seconds: `MM`, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM` or `D-HH:MM:SS`.
 
-    Raises:
-        InputError: if it is none.
+    Raises InputError if it is none.
     """
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if found is None:

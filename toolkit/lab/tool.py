@@ -61,16 +61,14 @@ class Request:
     def load(self, more: Sequence[str] = ()) -> Config:
         """Returns the settings with further overrides, as the launched processes read them.
 
-        Raises:
-            ConfigError: if a setting is invalid.
+        Raises ConfigError if a setting is invalid.
         """
         return self.launch.load(self.task_type, str(self.config), [*self.overrides, *more])
 
     def override(self, *groups: Mapping[str, Any], starts: bool = True) -> Request:
         """Returns the request with further settings by dotted key; of a key in several groups, the last one counts.
 
-        Raises:
-            ConfigError: if a setting is invalid, or a run that `starts` cannot.
+        Raises ConfigError if a setting is invalid, or a run that `starts` cannot.
         """
         more = written({key: value for group in groups for key, value in group.items()})
         cfg = self.load(more)
@@ -81,8 +79,7 @@ class Request:
     def make_output(self, empty: bool = True) -> Path:
         """Makes the output folder, once the request has been checked.
 
-        Raises:
-            InputError: if it cannot be made, or must be empty and is not.
+        Raises InputError if it cannot be made, or must be empty and is not.
         """
         return output_folder(self.output, empty=empty)
 

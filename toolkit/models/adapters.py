@@ -130,8 +130,7 @@ def _in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
 def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
     """Loads the adapters in a peft folder into their base model, as a `peft.PeftModel`.
 
-    Raises:
-        InputError: if they name code, which peft would import.
+    Raises InputError if they name code, which peft would import.
     """
     from peft import PeftModel
 
@@ -173,8 +172,7 @@ def merged(adapted: Any) -> PreTrainedModel:
 def base_of(folder: Path, key: str) -> str:
     """Returns the Hub id or folder of the base model of the adapters in a peft folder.
 
-    Raises:
-        InputError: if the folder does not name a base model.
+    Raises InputError if the folder does not name a base model.
     """
     if (folder / BASE).is_dir():
         return str(folder / BASE)

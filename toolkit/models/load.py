@@ -103,9 +103,8 @@ def _reject_special_files(folder: Path) -> None:
 def load_model_config(model: ModelConfig) -> PreTrainedConfig:
     """Loads or creates the model's configuration and applies `model.config_overrides`.
 
-    Raises:
-        ConfigError: if the configuration class does not have a field or rejects a value.
-        InputError: if the model does not exist or its configuration cannot be loaded.
+    Raises ConfigError if the configuration class does not have a field or rejects a value; InputError if the model does
+    not exist or its configuration cannot be loaded.
     """
     from transformers import AutoConfig, PreTrainedConfig
 

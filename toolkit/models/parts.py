@@ -114,10 +114,8 @@ def freeze(model: PreTrainedModel, settings: ModelConfig) -> None:
     """Disables gradients of all parameters that match `model.freeze` but not `model.unfreeze`.
 
     Parameters that are unfrozen later keep `requires_grad`, so that the optimizer and the gradient exchange include
-    them; see `toolkit.engine.callbacks.unfreezing`.
-
-    Raises:
-        ConfigError: if a pattern matches nothing, or no parameter would be trained at the start.
+    them; see `toolkit.engine.callbacks.unfreezing`. Raises ConfigError if a pattern matches nothing, or no parameter
+    would be trained at the start.
     """
     frozen = frozen_parameters(model, settings)
     later = {name for names in later_parameters(model, settings).values() for name in names}
@@ -147,8 +145,7 @@ def frozen_parameters(model: PreTrainedModel, settings: ModelConfig) -> set[str]
 def later_parameters(model: PreTrainedModel, settings: ModelConfig) -> dict[str, set[str]]:
     """Returns the parameters that are unfrozen later, by the moment in the YAML.
 
-    Raises:
-        ConfigError: if a pattern matches no frozen parameter.
+    Raises ConfigError if a pattern matches no frozen parameter.
     """
     frozen = sorted(frozen_parameters(model, settings)) if settings.unfreeze else []
     return {

@@ -30,8 +30,7 @@ class Upload:
     def send(self) -> str:
         """Makes the repository and the branch if they do not exist, and uploads; returns the address.
 
-        Raises:
-            Exception: network, permission and naming errors of several libraries.
+        Raises Exception: network, permission and naming errors of several libraries.
         """
         from huggingface_hub import HfApi
 
@@ -64,8 +63,7 @@ def hub_problems(checkpoint: CheckpointConfig) -> list[str]:
 def push(cfg: Config, model: Path) -> None:
     """Pushes a run's model folder if `checkpoint.push_to_hub` is set. Call it on the main process only.
 
-    Raises:
-        RunError: if the push fails, with the command to push by hand; all local files are complete.
+    Raises RunError if the push fails, with the command to push by hand; all local files are complete.
     """
     checkpoint, name = cfg.checkpoint, Path(cfg.output_dir).name
     if not checkpoint.push_to_hub:

@@ -71,8 +71,7 @@ def depths(model: nn.Module) -> tuple[dict[str, int], int]:
 def rates(model: nn.Module, train: TrainConfig, peak: float) -> dict[str, float]:
     """Returns the peak learning rate of each parameter by its name.
 
-    Raises:
-        ConfigError: if a rate is configured for the head or the layers, and the model has none.
+    Raises ConfigError if a rate is configured for the head or the layers, and the model has none.
     """
     result = {name: peak for name, _ in model.named_parameters()}
     if train.layerwise_lr_decay < 1:
@@ -99,10 +98,7 @@ def parameter_groups(
 
     The first group, whose rate is logged, is the one with the rate closest to the peak. With an `outline`, the complete
     model of which other processes train some parameters, the groups are the outline's, each with the parameters of
-    `model` only, so a group may be empty.
-
-    Raises:
-        ConfigError: as `rates`.
+    `model` only, so a group may be empty. Raises ConfigError as `rates`.
     """
     if outline is not None:
         own = dict(model.named_parameters())

@@ -71,10 +71,8 @@ def load_optimizer_state(
 ) -> None:
     """Restores a state from `optimizer_state` bit for bit; everything is checked before anything is changed.
 
-    Groups are matched by their parameters, so their order, and the order in each of them, may differ.
-
-    Raises:
-        CheckpointError: if the class, names, groups or shapes differ.
+    Groups are matched by their parameters, so their order, and the order in each of them, may differ. Raises
+    CheckpointError if the class, names, groups or shapes differ.
     """
     complete = [(name, Box.of(tensor.shape), tensor) for name, tensor in tensors.items()]
     empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}

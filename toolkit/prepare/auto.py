@@ -112,7 +112,6 @@ CHOICES: dict[str, Callable[[Circumstances], bool | int]] = {
 def resolve(circumstances: Circumstances) -> Mapping[str, bool | int]:
     """Returns the value of every setting that may be `auto`, by dotted key.
 
-    Raises:
-        ConfigError: if a setting asks for what the model, the task or the machine cannot do.
+    Raises ConfigError if a setting asks for what the model, the task or the machine cannot do.
     """
     return {key: choose(circumstances) for key, choose in CHOICES.items()}

@@ -169,8 +169,7 @@ def read_inputs(
 def _verify_fetched(cfg: Config, accelerator: Accelerator, content: bool) -> None:
     """Refuses a damaged `offline_dir`, and takes over its prepared rows; once per node.
 
-    Raises:
-        InputError: if a file is missing or not as it was written.
+    Raises InputError if a file is missing or not as it was written.
     """
     if cfg.offline_dir is None:
         return

@@ -34,10 +34,8 @@ def build_processor(
 ) -> Processor:
     """Loads the processor of the checkpoint or the pretrained model, or creates one from the training rows.
 
-    A new processor is created on the main process, and every process loads it from the run's folder.
-
-    Raises:
-        InputError: if the processor cannot be loaded.
+    A new processor is created on the main process, and every process loads it from the run's folder. Raises InputError
+    if the processor cannot be loaded.
     """
     modality, model = modalities.load(task.modality), source_of(cfg)
     source = model.name_or_path

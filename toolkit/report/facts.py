@@ -121,8 +121,7 @@ def _added_to_model(folder: Path, written: Mapping[str, str]) -> list[str]:
 def require_intact_model(folder: Path) -> None:
     """Refuses a finished run whose model or facts are not as they were written, and warns of changed settings.
 
-    Raises:
-        InputError: naming the files.
+    Raises InputError naming the files.
     """
     files = RunFolder(folder)
     facts = read_json(files.facts)

@@ -150,8 +150,7 @@ class Difference:
 def read_record(folder: Path) -> Record:
     """Reads the settings and facts of a run.
 
-    Raises:
-        InputError: if the folder contains no run, or its files are damaged.
+    Raises InputError if the folder contains no run, or its files are damaged.
     """
     files = RunFolder(folder)
     if missing := [file.name for file in (files.facts, files.config) if not kind_of(file)]:
@@ -192,8 +191,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def find_records(folder: Path) -> list[Record]:
     """Returns all runs in a folder and its subfolders, each once, sorted by path; runs inside runs are ignored.
 
-    Raises:
-        InputError: if the folder does not exist.
+    Raises InputError if the folder does not exist.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder (tried {folder.absolute()})")

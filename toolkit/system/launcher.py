@@ -61,8 +61,7 @@ def require_no_launcher(command: str, environ: Mapping[str, str] = os.environ) -
 def slurm_rank(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the variables of the rank that a task of `srun` is; nothing for other processes.
 
-    Raises:
-        InputError: if the tasks are on several machines and `MASTER_ADDR` does not name the first.
+    Raises InputError if the tasks are on several machines and `MASTER_ADDR` does not name the first.
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if is_launched(environ) or "SLURM_PROCID" not in environ or tasks == "1":

@@ -60,8 +60,7 @@ def truncate_metrics(path: Path, step: int, mark: Mapping[str, Any] | None = Non
 def mark_of(path: Path) -> dict[str, Any]:
     """Returns size and sha256 of `metrics.jsonl` as it is now; a missing file is an empty one.
 
-    Raises:
-        OSError: if the file cannot be read.
+    Raises OSError if the file cannot be read.
     """
     content = read_file(path) if path.exists() else b""
     return {"bytes": len(content), "sha256": sha256(content)}
@@ -110,9 +109,7 @@ def wrong_lines(path: Path, whole: bool) -> list[int]:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of `metrics.jsonl`.
 
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if a line is not JSON.
+    Raises OSError if the file cannot be read; ValueError if a line is not JSON.
     """
     return [parse_json(line) for line in read_file(path).split(b"\n") if line]
 
@@ -120,8 +117,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def readable_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of `metrics.jsonl` that can be read; a missing file has none.
 
-    Raises:
-        OSError: if the file cannot be read.
+    Raises OSError if the file cannot be read.
     """
     content = read_file(path) if path.exists() else b""
     return [parse_json(line) for line in content.split(b"\n") if _step(line) is not None]

@@ -207,11 +207,7 @@ class Tracker:
         return self
 
     def connect(self) -> None:
-        """Starts the trackers; call it on the main process only.
-
-        Raises:
-            RunError: if a tracker cannot be started.
-        """
+        """Starts the trackers; call it on the main process only. Raises RunError if a tracker cannot be started."""
         if not self._cfg.tracking.report_to:
             return
         # Before the file is truncated: it has the lines that the previous session sent.
@@ -221,10 +217,7 @@ class Tracker:
     def open(self) -> None:
         """Truncates `metrics.jsonl` to the step that training begins from; call it on the main process only.
 
-        Lines are written, on this process, from then on.
-
-        Raises:
-            RunError: if the file cannot be rewritten.
+        Lines are written, on this process, from then on. Raises RunError if the file cannot be rewritten.
         """
         truncate_metrics(self._path, self._start, self._mark)
         self._written = {kind_of_line(line) for line in read_metrics(self._path)} if self._path.exists() else set()

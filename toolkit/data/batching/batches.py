@@ -79,16 +79,9 @@ def split_batch(
     size: int,
     budget: Budget | None = None,
 ) -> Iterator[Batch]:
-    """Yields a training micro-batch in smaller parts, each collated and padded separately.
+    """Yields a training micro-batch in parts of at most `size` rows, or tokens with a budget, each padded separately.
 
-    Args:
-        features: the training features.
-        task: collates them.
-        processor: the processor for the collator.
-        random: random numbers of the rows in the epoch of the micro-batch.
-        batch: the micro-batch, with `row_ids` `[B]`; it is the only part if it is small enough.
-        size: maximum number of rows of a part, or of tokens if there is a budget.
-        budget: the budget that cut the micro-batch, or None.
+    `random` draws the random numbers of the micro-batch's epoch; a small enough micro-batch is the only part.
     """
     ids = batch["row_ids"].tolist()
     if ids == [-1]:

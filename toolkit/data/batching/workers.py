@@ -101,8 +101,7 @@ class _Returning:
 def ended_workers(loader: WatchedLoader) -> Iterator[None]:
     """Ends persistent workers on exit.
 
-    Raises:
-        RunError: if a worker was killed during the block; torch interrupts this process wherever it is.
+    Raises RunError if a worker was killed during the block; torch interrupts this process wherever it is.
     """
     try:
         yield

@@ -80,17 +80,8 @@ More: model/README.md (data, labels, scores, licence) and report.html (open it i
 def export_zip(run_folder: Path, recipe: str | None, output: Path, trust_remote_code: bool = False) -> None:
     """Writes a zip with the model, its card, the report and a script that predicts with transformers alone.
 
-    Adapters are merged into the model. Paths of this machine are shortened in all files.
-
-    Args:
-        run_folder: the run's `output_dir`.
-        recipe: the recipe's name or file if it was moved after the run.
-        output: the zip to write.
-        trust_remote_code: whether Python code in the model's folder may run.
-
-    Raises:
-        InputError: if the folder is not a finished run, or its task or adapters cannot be exported.
-        RunError: if the zip cannot be written.
+    Adapters are merged into the model; paths of this machine are shortened in all files. Raises InputError if the
+    folder is not a finished run, or its task or adapters cannot be exported; RunError if the zip cannot be written.
     """
     cfg, task = read_settings(run_folder, recipe)
     if not task.has("script"):

@@ -101,12 +101,9 @@ class Request:
 def export_folder(request: Request) -> None:
     """Writes a folder with the model in a format, its processor, `parity.json`, a model card and a script.
 
-    The folder appears once it is complete and the outputs match the run; otherwise not at all.
-    The parity is also shown, and written into the card of the run.
-
-    Raises:
-        InputError: if the folder is not a finished run, or its task, adapters or rows cannot be used.
-        RunError: if the model cannot be written, or its outputs differ.
+    The folder appears once it is complete and the outputs match the run; otherwise not at all. The parity is also
+    shown, and written into the card of the run. Raises InputError if the folder is not a finished run, or its task,
+    adapters or rows cannot be used; RunError if the model cannot be written, or its outputs differ.
     """
     cfg, task = read_settings(request.run_folder, request.recipe)
     cfg = _as_exported(cfg, request.trust_remote_code)

@@ -87,15 +87,7 @@ GRACE = 5.0
 
 
 def require_libraries(extra: str, names: Sequence[str]) -> None:
-    """Checks that the libraries of an extra are installed.
-
-    Args:
-        extra: the extra, which is also the name of the command.
-        names: the modules.
-
-    Raises:
-        InputError: if one is missing.
-    """
+    """Raises InputError if a module of an extra, which has the name of a command, is not installed."""
     if missing := [name for name in names if find_spec(name) is None]:
         raise InputError(f"toolkit {extra} needs {' and '.join(missing)}: pip install 'finetune-toolkit[{extra}]'")
 
@@ -103,8 +95,7 @@ def require_libraries(extra: str, names: Sequence[str]) -> None:
 def bound(host: str, port: int) -> socket.socket:
     """Returns a socket that has the address but does not listen yet, so that a model is not loaded in vain.
 
-    Raises:
-        InputError: if the address cannot be used.
+    Raises InputError if the address cannot be used.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -167,14 +158,7 @@ def serve(app: ASGIApp, opened: socket.socket, grace: float, notes: Callable[[st
 
 
 def serve_run(run: TrainedRun, name: str, opened: socket.socket, limits: Limits) -> None:
-    """Serves a finished run: `toolkit serve`.
-
-    Args:
-        run: the finished run.
-        name: its name, for people.
-        opened: a bound socket.
-        limits: the limits.
-    """
+    """Serves a finished run at a bound socket: `toolkit serve`."""
     from toolkit.deploy.serving.app import build
 
     app = Guard(build(run, name, limits), local=is_loopback(opened))

@@ -43,10 +43,8 @@ def parts_of(model: nn.Module) -> Parts:
     """Returns the parts of a model of `ARCHITECTURES`, with or without adapters in its layers.
 
     Modules belong in front of the stack or behind it by the order in which the model registers them, which is that of
-    the forward pass in these architectures.
-
-    Raises:
-        ValueError: if the model has not exactly one stack of layers, or parameters outside the parts.
+    the forward pass in these architectures. Raises ValueError if the model has not exactly one stack of layers, or
+    parameters outside the parts.
     """
     layers, modules = layers_of(model), list(model.named_modules())
     stacks = [i for i, (_, m) in enumerate(modules) if isinstance(m, nn.ModuleList) and list(m) == layers and layers]
@@ -72,12 +70,7 @@ def _contains(outer: str, inner: str) -> bool:
 
 
 def partition(costs: Sequence[float], stages: int) -> list[range]:
-    """Returns consecutive layers for each stage, at least one, such that the highest cost of a stage is lowest.
-
-    Args:
-        costs: cost of each layer.
-        stages: number of stages, at most that of layers.
-    """
+    """Returns consecutive layers for each stage, at least one, such that the highest cost of a stage is lowest."""
     until = [0, *accumulate(costs)]
     best: dict[int, tuple[float, float, tuple[int, ...]]]
     best = {end: (until[end], until[end] ** 2, (end,)) for end in range(1, len(until))}

@@ -48,8 +48,7 @@ class AutoBatchSize(Replicas):
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes and exchanges the gradient of a window; returns this rank's summed loss, a scalar.
 
-        Raises:
-            RunError: if memory does not suffice for a single row.
+        Raises RunError if memory does not suffice for a single row.
         """
         while True:
             loss_sum, error = self._try(window, scale)
@@ -82,12 +81,8 @@ class AutoBatchSize(Replicas):
     def _use_smaller_parts(self, error: str | None, hopeless: bool) -> None:
         """Returns to the beginning of the step with smaller parts, on every process.
 
-        Args:
-            error: what the device said, or None on a process that had enough memory.
-            hopeless: whether a process that ran out of memory had only parts of one row.
-
-        Raises:
-            RunError: if memory does not suffice for a single row.
+        `error` is what the device said, None where memory sufficed; `hopeless` says that a process ran out of it with
+        parts of one row. Raises RunError in that case.
         """
         step, where = self.replica.state.step, error or "on another process"
         if hopeless:

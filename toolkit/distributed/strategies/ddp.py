@@ -30,11 +30,9 @@ LEAST_SAVING = 2
 
 
 def factor_elements(shape: torch.Size, rank: int) -> int | None:
-    """Returns the number of elements that are sent for a gradient, or None if it is sent as it is.
+    """Returns the number of elements sent for a gradient of a shape, or None if it is sent as it is.
 
-    Args:
-        shape: its shape; kernels count as matrices of their first dimension by all others.
-        rank: rank of the factors.
+    Kernels count as matrices of their first dimension by all others; `rank` is that of the factors.
     """
     if len(shape) < 2:
         return None
@@ -127,12 +125,7 @@ class PowerSGD:
         return self.gathered | {f"{QUERY}.{name}": value for name, value in self.queries.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], rank: int) -> None:
-        """Restores what `state` returned on the main process.
-
-        Args:
-            tensors: the tensors, of as many processes as there are now.
-            rank: this process's rank.
-        """
+        """Restores what `state` returned on the main process, of as many processes as there are now."""
         for parameter, name in self.names.items():
             for prefix, kept in ((QUERY, self.queries), (f"{ERROR}.{rank}", self.errors)):
                 if f"{prefix}.{name}" in tensors:

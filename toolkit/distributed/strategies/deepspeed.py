@@ -138,12 +138,9 @@ def set_parameters(values: Mapping[nn.Parameter, Tensor]) -> None:
 
 
 def set_states(engine: Any, states: Mapping[nn.Parameter, Mapping[str, Any]]) -> None:
-    """Replaces the optimizer's state; nothing is sent.
+    """Replaces the optimizer's state by the complete state of each trained parameter; nothing is sent.
 
-    Args:
-        engine: the engine.
-        states: the complete state of each trained parameter. Parameters that are split together have the same number
-            of steps.
+    Parameters that are split together have the same number of steps.
     """
     from deepspeed.utils import safe_set_full_optimizer_state
 
@@ -183,8 +180,7 @@ class DeepSpeed(Replicas):
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Returns the model, which the engine splits once there is an optimizer.
 
-        Raises:
-            ConfigError: if parameters are not float32.
+        Raises ConfigError if parameters are not float32.
         """
         if others := {str(p.dtype) for p in model.parameters() if p.dtype != torch.float32}:
             raise ConfigError([
@@ -252,11 +248,7 @@ class DeepSpeed(Replicas):
         return self.skeleton.filled(tensors) if self.mesh.rank == 0 else self.own
 
     def _complete(self, keeps: Callable[[int], bool]) -> dict[str, Tensor]:
-        """Returns complete copies of some parameters on the CPU, and the model's buffers.
-
-        Args:
-            keeps: whether this process keeps the parameter of a number.
-        """
+        """Returns complete copies of the parameters whose numbers this process `keeps`, on the CPU, and the buffers."""
         kept: dict[int, Tensor] = {}
         for number, parameter in enumerate(complete_parameters(self.own.parameters())):
             if keeps(number):

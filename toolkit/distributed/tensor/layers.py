@@ -73,14 +73,8 @@ DIFFERENT = 0.01
 def split_layers(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery, shards: int = 1) -> None:
     """Splits the layers of a model's plan, and a vocabulary, over the processes of a mesh, in place.
 
-    Args:
-        model: a model whose weights the main process has.
-        mesh: the processes, in one dimension.
-        deliver: provides the weights of a layer before it is split.
-        shards: number of further processes over which each part is sharded (FSDP).
-
-    Raises:
-        ConfigError: if the plan does not fit the model.
+    `deliver` provides the weights of a layer, which the main process has, before it is split; each part is sharded over
+    `shards` further processes (FSDP). Raises ConfigError if the plan does not fit the model.
     """
     plan, own_dropout = plans.plan_of(model.config), OwnDropout(model.config, mesh)
     assert plan is not None, "checked before the weights are loaded"
@@ -170,8 +164,7 @@ def complete_gradients(parameters: Iterable[Tensor]) -> None:
 def check_equal_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     """Checks that processes of a tensor group have computed the same gradients of parameters that are not split.
 
-    Raises:
-        RunError: on every process, if a gradient differs by more than rounding.
+    Raises RunError on every process, if a gradient differs by more than rounding.
     """
     norms = {
         name: torch.linalg.vector_norm(local(parameter.grad)).double()

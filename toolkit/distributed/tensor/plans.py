@@ -190,14 +190,9 @@ def plan_problems(config: PreTrainedConfig, size: int) -> list[str]:
 
 
 def split_modules(model: PreTrainedModel, size: int) -> dict[str, tuple[nn.Module, str]]:
-    """Returns the modules that a plan splits, and their styles, by name in the base model.
+    """Returns the modules that a plan splits over `size` processes, and their styles, by name in the base model.
 
-    Args:
-        model: a model with a plan, on any device.
-        size: the number of processes.
-
-    Raises:
-        ConfigError: if an entry of the plan matches no module of its kind, or a layer cannot be divided.
+    Raises ConfigError if an entry of the plan matches no module of its kind, or a layer cannot be divided.
     """
     plan = plan_of(model.config)
     assert plan is not None, "checked by plan_problems"

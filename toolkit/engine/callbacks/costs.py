@@ -33,11 +33,7 @@ class Used:
         return None if self.joules is None else self.joules / JOULES_PER_WH
 
     def figures(self, tracking: TrackingConfig) -> dict[str, float]:
-        """Returns the figures for the report, without those that are not known.
-
-        Args:
-            tracking: for the emissions of a kWh and the price of an hour.
-        """
+        """Returns the known figures for the report; `tracking` has the emissions and the price of energy."""
         found = {"run_seconds": self.seconds}
         if self.watt_hours is not None:
             found["energy_wh"] = self.watt_hours
@@ -80,9 +76,7 @@ class Costs(Callback):
 def known(value: Any) -> float:
     """Returns a number of a checkpoint, which somebody else may have made.
 
-    Raises:
-        ValueError: if it is negative or not finite.
-        TypeError: if it is no number.
+    Raises ValueError if it is negative or not finite; TypeError if it is no number.
     """
     number = float(value)
     if not 0 <= number < math.inf:

@@ -32,9 +32,8 @@ class Snapshots(Callback):
     def after_update(self) -> None:
         """Saves a snapshot at the end of a cycle.
 
-        Raises:
-            NonFiniteParameters: on every rank, if the model is not finite.
-            RunError: on every rank, if parameters cannot be made the same on all.
+        Raises NonFiniteParameters on every rank, if the model is not finite; RunError on every rank, if parameters
+        cannot be made the same on all.
         """
         step, accelerator = self.training.state.step, self.training.run.accelerator
         if step in self.ends:

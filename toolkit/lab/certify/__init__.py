@@ -50,18 +50,11 @@ def load_promises() -> dict[str, Promise]:
 def certify(
     request: Request, names: Sequence[str], rows: int, kill_at: int | None, strategies: Sequence[str], keep: bool
 ) -> Certificates:
-    """Runs the trainings of certificates and judges them.
+    """Runs the trainings of certificates on `rows` rows and judges them; `keep` keeps the runs.
 
-    Args:
-        request: the run.
-        names: the certificates.
-        rows: number of training rows.
-        kill_at: the step at whose end a run is killed; None for a random one.
-        strategies: strategies to compare with one process; empty for those that the model allows on two.
-        keep: whether the runs stay in the output folder.
-
-    Raises:
-        ToolkitError: if the settings are invalid or a training cannot run.
+    A run is killed at the end of step `kill_at` (None: a random one); `strategies` are compared with one process
+    (empty: those that the model allows on two). Raises ToolkitError if the settings are invalid or a training cannot
+    run.
     """
     from toolkit.lab.certify.certificate import Certificates
     from toolkit.lab.certify.strategy import strategies_of

@@ -40,8 +40,7 @@ CLOSE, CLOSE_PARAMETERS = 1e-10, 1e-9
 def parse(text: str) -> dict[str, int | str]:
     """Reads a strategy of the command line, for instance `fsdp=2` or `replicas=2,tensor=2`.
 
-    Raises:
-        InputError: if it is not a list of settings of the section `parallel`.
+    Raises InputError if it is not a list of settings of the section `parallel`.
     """
     known = [field.name for field in fields(ParallelConfig)]
     found: dict[str, int | str] = {}

@@ -184,8 +184,7 @@ def check_trainings(trainings: Sequence[Training], experiment: Experiment) -> No
 def run_trainings(trainings: Sequence[Training], experiment: Experiment, folder: Path) -> None:
     """Runs trainings, as many as possible in one launch; `error_of` returns the errors of those that failed.
 
-    Raises:
-        RunError: if a process dies without reporting an error.
+    Raises RunError if a process dies without reporting an error.
     """
     unique = list({training.name: training for training in trainings}.values())
     # Killed trainings run first, since others resume them, and each in its own process.

@@ -78,12 +78,7 @@ MASKING_FIELDS = ("mask_time_prob", "mask_feature_prob")
 
 
 def train(job: Mapping[str, Any]) -> None:
-    """Runs a training and writes its trace.
-
-    Args:
-        job: fields of `toolkit.lab.certify.trainings.Training`, with `recipe`, `config`, `overrides`, `folder` (of all
-            trainings), and `kill` as in `Trace`.
-    """
+    """Runs a training and writes its trace; the job has its fields, the run, all trainings' folder and `kill`."""
     from toolkit.run import prepared_run, run
 
     task_type, recipe, folder = load_task_type(job["recipe"]), Path(job["recipe"]), Path(job["folder"])

@@ -74,14 +74,7 @@ class ComparisonReport(Report):
 def compare(request: Request, asked: Namespace) -> ComparisonReport | None:
     """Runs the remaining runs of a comparison; a part of it gives a report only if it is the last one.
 
-    Args:
-        request: the run.
-        asked: the options of the command.
-
-    Raises:
-        ConfigError: if settings of variants are invalid.
-        InputError: if arguments are invalid.
-        RunError: if every run of the part failed.
+    Raises ConfigError if settings of variants are invalid; InputError if arguments are; RunError if every run failed.
     """
     comparison = comparison_of(request, asked)
     request.make_output(empty=False)

@@ -247,8 +247,7 @@ def run_and_show(comparison: Comparison, repeats: Sequence[Repeat], load: float 
 def keep_and_show(comparison: Comparison, repeats: Sequence[Repeat]) -> Repeat | None:
     """Keeps the model of the best run, and returns the run; None without `--keep-best` or if no run has the metric.
 
-    Raises:
-        RunError: if the run had to be repeated, because an earlier comparison did not keep its model, and failed.
+    Raises RunError if the run had to be repeated, because an earlier comparison did not keep its model, and failed.
     """
     best = keep_best(comparison, repeats)
     if best is not None and not trained_run(comparison, best).model.is_dir():
@@ -310,9 +309,8 @@ class Meter(Callback):
 def count_positions(batch: Batch) -> tuple[int, int]:
     """Counts the real positions and all positions of a batch.
 
-    Args:
-        batch: a micro-batch. Its attention masks `[batch, length]` are 1 at real positions; without masks, each row is
-            one position. Placeholder rows (with negative `row_ids`) are padding.
+    Masks `[batch, length]` are 1 at real positions; without masks, each row is one. Rows with negative `row_ids` are
+    padding.
     """
     placeholder = batch["row_ids"] < 0
     masks = [mask for name, mask in batch["inputs"].items() if name.endswith("attention_mask") and mask.dim() == 2]

@@ -136,10 +136,8 @@ QUESTIONS: dict[str, Question] = {
 def read_switch(text: str, configured: Mapping[str, str]) -> list[Settings]:
     """Returns the settings of each value of a switch such as `key=a,b+other.key=c`, the baseline's first.
 
-    The `configured` values, as text, are the baseline of a switch with a single value.
-
-    Raises:
-        InputError: if the text is not a switch, has a value twice, or changes a key that the comparison sets.
+    The `configured` values, as text, are the baseline of a switch with a single value. Raises InputError if the text is
+    not a switch, has a value twice, or changes a key that the comparison sets.
     """
     key, equals, rest = text.partition("=")
     if not equals or not key or not rest.strip():

@@ -39,9 +39,8 @@ from toolkit.modalities.text import positions
 def diagnose(request: Request, run: Path | None) -> Diagnosis:
     """Examines the usable rows of a run, with the predictions of a finished `run` or cross-validation if there is one.
 
-    Raises:
-        InputError: if the predictions cannot be used.
-        DataError: if a file cannot be read, or none of its rows can be used.
+    Raises InputError if the predictions cannot be used; DataError if a file cannot be read, or none of its rows can be
+    used.
     """
     if run is not None:
         if not run.is_dir():

@@ -51,9 +51,8 @@ class Predicted:
 def predictions_of(folder: Path, recipe: Path) -> Predicted:
     """Reads the predictions of a finished run, or of all folds of a cross-validation.
 
-    Raises:
-        InputError: if the folder is neither, or has no predictions, or its rows have changed since.
-        DataError: if the rows can no longer be read.
+    Raises InputError if the folder is neither, or has no predictions, or its rows have changed since; DataError if the
+    rows can no longer be read.
     """
     runs = [folder]
     if (folder / CROSS_VALIDATION).is_file():

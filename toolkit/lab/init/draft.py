@@ -139,8 +139,7 @@ def _label_map(sample: Sample, cfg: Config, rows: CheckedRows) -> Guess | None:
 def recognise(profile: Profile, recipe: str | None, given: Mapping[str, str]) -> tuple[Kind, Columns]:
     """Returns the first kind of data that fits, of `recipe` if it is named, and its columns by the recipe's names.
 
-    Raises:
-        InputError: if the data fits no recipe, or not this one.
+    Raises InputError if the data fits no recipe, or not this one.
     """
     recipes = list(dict.fromkeys(kind.recipe for kind in KINDS))
     if recipe is not None and recipe not in recipes:

@@ -46,9 +46,7 @@ class Guess:
 def to_text(title: Sequence[str], guesses: Iterable[Guess]) -> str:
     """Returns a YAML file in which the reason of every setting is a comment, beside it or, if it is long, above it.
 
-    Args:
-        title: the first lines, each a comment.
-        guesses: the settings; those of a section are written together, in this order.
+    The lines of the title are comments; settings of a section are written together, in their order.
     """
     lines = [f"# {line}" for line in title]
     opened: list[str] = []

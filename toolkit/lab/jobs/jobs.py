@@ -192,9 +192,8 @@ class Launch:
     def of(file: str | None, processes: int | None) -> Launch:
         """Reads a launcher's file, given by its path or name; without one, this machine starts `processes` processes.
 
-        Raises:
-            InputError: if there is no such file, it cannot be read, is for several machines, or sets no number of
-                processes.
+        Raises InputError if there is no such file, it cannot be read, is for several machines, or sets no number of
+        processes.
         """
         if file is None:
             return Launch(None, processes or 1, {})
@@ -211,8 +210,7 @@ class Launch:
     def check(self, needed: int) -> None:
         """Checks that there are at least `needed` processes and, on a machine with GPUs, one GPU for each process.
 
-        Raises:
-            InputError: if there are fewer.
+        Raises InputError if there are fewer.
         """
         import torch
 
@@ -227,8 +225,7 @@ class Launch:
     def load(self, task_type: type[Task], file: str, overrides: Sequence[str]) -> Config:
         """Returns the configuration that a run has if it is started in this way.
 
-        Raises:
-            ConfigError: if a setting is invalid.
+        Raises ConfigError if a setting is invalid.
         """
         environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
         return load_settings(task_type, file, overrides, environ={**environ, **self.environ}).config
@@ -320,16 +317,8 @@ def run_job(
 ) -> str | None:
     """Runs a training in the subfolder `run` of its folder, which is emptied first, and removes its checkpoints.
 
-    Args:
-        work: the function in `toolkit.lab.worker.WORK`.
-        job: the job.
-        folder: the training's folder.
-        launch: how processes are started.
-        further: arguments of the function that results do not depend on.
-        noted: returns what is added to the measurements when it has ended.
-
-    Returns:
-        Why it failed; None if it is finished.
+    `work` is a function in `toolkit.lab.worker.WORK`, `further` its arguments that results do not depend on; `noted`
+    returns what is added to the measurements at the end. Returns why it failed; None if it is finished.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

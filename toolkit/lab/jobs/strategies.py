@@ -97,17 +97,10 @@ def offloaded(processes: int) -> Technique:
 
 
 def window_settings(cfg: Config, technique: Technique, rows: int) -> dict[str, str]:
-    """Returns the settings with which a step has a number of rows, and a pipeline enough micro-batches.
+    """Returns the settings with which a step has `rows` rows over all processes, and a pipeline enough micro-batches.
 
-    The largest possible micro-batch up to the configured one is chosen.
-
-    Args:
-        cfg: the configured settings.
-        technique: a strategy.
-        rows: rows of a step over all processes.
-
-    Raises:
-        ConfigError: if the rows cannot be divided.
+    The largest possible micro-batch up to the configured one is chosen. Raises ConfigError if the rows cannot be
+    divided.
     """
     train = cfg.train
     configured = {BATCH: train.per_device_train_batch_size, ACCUMULATION: train.gradient_accumulation_steps or 1}

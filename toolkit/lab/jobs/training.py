@@ -64,16 +64,10 @@ def unfrozen_at_once(cfg: Config) -> dict[str, Any]:
 def trained(
     job: Mapping[str, Any], *observers: Callback, changed: Callable[[Run], Run] = lambda run: run
 ) -> Iterator[tuple[Run, FitResult]]:
-    """Trains, and keeps the run open while the context is active.
+    """Trains, and yields the run and its result, open while the context is active.
 
-    Args:
-        job: a mapping with `recipe` and `config` (files), `overrides`, and optionally `keep_model`: whether the run
-            also writes its model and its report, as `toolkit.run.run` does.
-        *observers: callbacks that see the training.
-        changed: returns the run to train in place of the prepared one.
-
-    Yields:
-        The run and the result of its training.
+    The job has `recipe`, `config`, `overrides` and optionally `keep_model`: whether the run also writes its model and
+    its report. `changed` returns the run to train in place of the prepared one.
     """
     from toolkit.engine import fit
     from toolkit.recipe import load_settings, load_task_type

@@ -335,12 +335,8 @@ class Scaling:
 def scaling(seconds: float, serial: float, sent: int, bandwidth: float, processes: int) -> list[Scaling]:
     """Returns speed-ups of synchronous data parallelism for 1..`processes`.
 
-    Args:
-        seconds: seconds of a step of one process.
-        serial: the part of `seconds` that does not shrink with more processes, see `serial_seconds`.
-        sent: bytes of gradients.
-        bandwidth: bytes per second that one process sends in an all-reduce.
-        processes: largest number of processes.
+    `seconds` are those of a step of one process, of which the part `serial` does not shrink; `sent` are bytes of
+    gradients, `bandwidth` bytes per second that one process sends in an all-reduce.
     """
     found = []
     for n in _powers_of_two(processes):

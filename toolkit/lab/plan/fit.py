@@ -37,16 +37,9 @@ class Fit:
 def smallest_fit(
     subject: Subject, load: Callable[[Sequence[str]], Config], capacity: int, peak: Callable[[Footprint], int]
 ) -> tuple[Fit, bool]:
-    """Searches for the cheapest set of switches that fits.
+    """Searches for the cheapest switches that fit `capacity` bytes; `peak` returns a footprint's on this machine.
 
-    Args:
-        subject: the training step to plan.
-        load: returns the configuration with further overrides; raises ConfigError if they are invalid.
-        capacity: memory of the device in bytes.
-        peak: returns the bytes that a footprint needs on this machine.
-
-    Returns:
-        The cheapest fit and True, or if nothing fits, the one that needs the least memory and False.
+    Returns the cheapest fit and True, or if nothing fits, the one that needs the least memory and False.
     """
     tries = _Tries(subject, load)
     best: Fit | None = None

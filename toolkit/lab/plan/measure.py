@@ -105,10 +105,8 @@ def fitted(small: tuple[int, Costs], large: tuple[int, Costs]) -> Correction:
 def measured(recipe: str, config: str, overrides: Sequence[str], rows: int, max_tokens: int | None = None) -> Measured:
     """Trains a few steps of `rows` rows in a separate process.
 
-    A step is one micro-batch, unless the micro-batches have a token budget, `max_tokens`.
-
-    Raises:
-        RunError: if training fails, with the reason or the end of the output.
+    A step is one micro-batch, unless the micro-batches have a token budget, `max_tokens`. Raises RunError if training
+    fails, with the reason or the end of the output.
     """
     with TemporaryDirectory(prefix="calibrate-") as name:
         folder = Path(name)
@@ -145,8 +143,7 @@ def _read(found: Mapping[str, Any]) -> Measured:
 def calibrate(recipe: str, config: str, overrides: Sequence[str], rows: int) -> tuple[Correction, list[Measured]]:
     """Measures runs with a quarter of `rows` rows per micro-batch and with all, and fits the correction.
 
-    Raises:
-        RunError: if training fails.
+    Raises RunError if training fails.
     """
     runs = [measured(recipe, config, overrides, size) for size in sorted({max(1, rows // 4), rows})]
     small, large = runs[0], runs[-1]
@@ -165,8 +162,7 @@ def serial_seconds(runs: Sequence[Measured]) -> float:
 def rows_that_fit(footprint: Footprint) -> int:
     """Returns the rows to measure with: those of a micro-batch, or fewer if this machine has too little memory.
 
-    Raises:
-        RunError: if weights, gradients and optimizer state alone do not fit this machine.
+    Raises RunError if weights, gradients and optimizer state alone do not fit this machine.
     """
     import psutil
     import torch
@@ -264,8 +260,7 @@ def measure_bandwidth(job: Mapping[str, Any]) -> float:
 def measured_bandwidth() -> float:
     """Returns the result of `measure_bandwidth` for two processes on this machine.
 
-    Raises:
-        RunError: if the processes cannot reach each other.
+    Raises RunError if the processes cannot reach each other.
     """
     with TemporaryDirectory(prefix="bandwidth-") as name:
         folder = Path(name)

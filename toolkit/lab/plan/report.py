@@ -253,17 +253,9 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Parses a size such as `16GiB` or `800 MB`, or for `--bandwidth` a rate such as `25GB/s`.
+    """Returns the bytes of a size such as `16GiB` or `800 MB`, or for `--bandwidth` a rate such as `25GB/s`.
 
-    Args:
-        text: the received text.
-        option: the option to name in errors.
-
-    Returns:
-        Bytes, or bytes per second.
-
-    Raises:
-        InputError: if the text is not a number with a unit of bytes, or is 0.
+    Raises InputError, naming the option, if the text is not a number with a unit of bytes, or is 0.
     """
     # pydantic's ByteSize accepts `16` and bits, which are mistakes here.
     rate = option == "--bandwidth"

@@ -29,10 +29,8 @@ MAX_ROWS = 512
 def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = False) -> Subject:
     """Reads some rows and builds a micro-batch of the longest, extended to the maximum length or to `length`.
 
-    With `gpu`, the plan is for a GPU even if this machine has none.
-
-    Raises:
-        ToolkitError: if a run could not use the rows or the model, or `length` is invalid.
+    With `gpu`, the plan is for a GPU even if this machine has none. Raises ToolkitError if a run could not use the rows
+    or the model, or `length` is invalid.
     """
     from toolkit.checkpoint.output_folder import Claimed
     from toolkit.config.paths import source_of

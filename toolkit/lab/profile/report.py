@@ -87,9 +87,7 @@ class Profile(Report):
 def profile(request: Request, skipped: int, steps: int) -> Profile:
     """Times `steps` steps after `skipped` others, traces as many, and writes the trace to the output folder.
 
-    Raises:
-        ConfigError: if the settings are invalid.
-        RunError: if training fails.
+    Raises ConfigError if the settings are invalid; RunError if training fails.
     """
     settings = {"train.max_steps": skipped + 2 * steps + 1}
     short = request.override(FEW_STEPS, settings, unfrozen_at_once(request.cfg))

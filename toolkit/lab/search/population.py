@@ -82,8 +82,7 @@ class Member:
 def run(search: Search, book: Book, told: Told) -> None:
     """Runs a population of `search.trials` members to its end, or until the time is over; calls `told` for each.
 
-    Raises:
-        RunError: if all members have failed.
+    Raises RunError if all members have failed.
     """
     members = [Member(search, trial) for trial in _all(book)]
     generation = 0

@@ -197,8 +197,7 @@ def _run(asked: Search, book: Book) -> dict[str, Any] | None:
 def searched(folder: Path, storage: str | None) -> SearchReport:
     """Returns what is known of the search in a folder, which may be running.
 
-    Raises:
-        InputError: if the folder holds no search.
+    Raises InputError if the folder holds no search.
     """
     known = read(folder)
     if known is None:
@@ -400,8 +399,7 @@ SHOWN = 8
 def claim(search: Search) -> dict[str, Any]:
     """Makes the output folder that of the search, unless it is already, and returns the contents of its `study.json`.
 
-    Raises:
-        InputError: if it is another search's, or holds something else.
+    Raises InputError if it is another search's, or holds something else.
     """
     folder, identity = search.folder, search.identity()
     known = read(folder)

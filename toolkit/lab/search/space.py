@@ -138,8 +138,7 @@ def grid_of(space: Sequence[Dimension]) -> list[Point]:
 def read_space(file: Path, task_type: type[Task], config: str, overrides: Sequence[str]) -> list[Dimension]:
     """Reads a space, checked as settings of a run: a YAML file that maps dotted keys to lists of values or ranges.
 
-    Raises:
-        ConfigError: with all problems.
+    Raises ConfigError with all problems.
     """
     settings = read_file(file)
     hints = {".".join(key): hint for key, hint in field_types(section_types(task_type.Options)).items()}

@@ -238,8 +238,7 @@ class Book:
     def ask(self) -> Trial | None:
         """Returns a trial with a new point that can be trained; None if there are enough.
 
-        Raises:
-            RunError: if too many points in a row are invalid.
+        Raises RunError if too many points in a row are invalid.
         """
         with self._alone():
             rejected = 0

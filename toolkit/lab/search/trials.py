@@ -206,8 +206,7 @@ class Threads:
 def run(search: Search, book: Book, told: Told) -> None:
     """Runs the remaining trials of a study until the time is over; calls `told` after each.
 
-    Raises:
-        RunError: if the first trials all failed, or too many points in a row were invalid.
+    Raises RunError if the first trials all failed, or too many points in a row were invalid.
     """
     waiting, threads, infeasible = book.orphans(), Threads(search.parallel), 0
     active: dict[int, _Running] = {}

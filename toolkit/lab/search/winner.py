@@ -34,8 +34,7 @@ def settings_of(trial: FrozenTrial) -> dict[str, Any]:
 def score(search: Search, book: Book) -> dict[str, Any] | None:
     """Scores the winner, and the configured settings if they were trained; None if no trial finished.
 
-    Raises:
-        RunError: if the winner cannot be scored.
+    Raises RunError if the winner cannot be scored.
     """
     found = book.trials()
     best = best_of(found, search.metric.greater_is_better)

@@ -61,9 +61,8 @@ class Watcher(Callback):
     def begin(self, run: Run) -> Run:
         """Returns a run without its test rows, which no trial may see.
 
-        Raises:
-            ConfigError: if there are no validation rows.
-            _Reached: if the run turns out to be at the end of its segment.
+        Raises ConfigError if there are no validation rows; _Reached if the run turns out to be at the end of its
+        segment.
         """
         evals = {name: rows for name, rows in run.data.evals.items() if name != "test"}
         if "validation" not in evals:
@@ -94,11 +93,7 @@ class Watcher(Callback):
             self.training.stop("the time of the search is over")
 
     def on_evaluated(self, metrics: Mapping[str, float]) -> None:
-        """Reports an evaluation.
-
-        Raises:
-            _Pruned: on every rank, if the trial is to end.
-        """
+        """Reports an evaluation. Raises _Pruned on every rank, if the trial is to end."""
         step, value = self.training.state.step, metrics[self._job["metric"]]
         self.values.append([step, value])
         if self._end <= step < self.milestones.total_steps:

@@ -159,8 +159,7 @@ def problems(cfg: Config, config: PreTrainedConfig) -> list[str]:
 def choose(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool:
     """Decides whether a run computes without padding.
 
-    Raises:
-        ConfigError: if `train.unpadded` is true and the model needs padding.
+    Raises ConfigError if `train.unpadded` is true and the model needs padding.
     """
     if found := problems(cfg, config):
         raise ConfigError(found)
