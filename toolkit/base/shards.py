@@ -14,15 +14,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangular part of a tensor.
+    """A rectangular part of a tensor."""
 
-    Args:
-        start: first index in each dimension.
-        shape: length in each dimension.
-    """
-
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
+    start: tuple[int, ...]  # first index in each dimension
+    shape: tuple[int, ...]  # length in each dimension
 
     @staticmethod
     def of(shape: Sequence[int]) -> Box:

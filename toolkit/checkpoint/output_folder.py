@@ -300,15 +300,10 @@ def _look_for(token: Path, place: str) -> None:
 
 @dataclass(frozen=True)
 class Claimed:
-    """An output folder that is locked by this run.
+    """An output folder that is locked by this run."""
 
-    Args:
-        output_dir: the folder, writable.
-        resume: the checkpoint to resume from, or None.
-    """
-
-    output_dir: Path
-    resume: Checkpoint | None
+    output_dir: Path  # the folder, writable
+    resume: Checkpoint | None  # the checkpoint to resume from, or None
 
 
 @contextmanager

@@ -225,23 +225,16 @@ _PARTS = ("train", "identity", "extensions", "trainer_callbacks", "scaler", "met
 
 @dataclass(frozen=True)
 class SavedState:
-    """Everything in a checkpoint except its tensors.
+    """Everything in a checkpoint except its tensors."""
 
-    Args:
-        train: fields of `toolkit.api.state.TrainState`.
-        identity: settings and fingerprints that must not change on resume, by dotted key.
-        callbacks: values of the toolkit's callbacks and of the strategy, by name.
-        trainer_callbacks: attributes of a user's callbacks under `engine: trainer`, by name; None under `engine: loop`.
-        scaler: state of the fp16 gradient scaler, or None.
-        metrics: size and sha256 of `metrics.jsonl`, or None.
-    """
-
-    train: Mapping[str, Any]
-    identity: Mapping[str, Any]
+    train: Mapping[str, Any]  # fields of `toolkit.api.state.TrainState`
+    identity: Mapping[str, Any]  # settings and fingerprints that must not change on resume, by dotted key
+    # values of the toolkit's callbacks and of the strategy, by name
     callbacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # attributes of a user's callbacks under `engine: trainer`, by name; None under `engine: loop`
     trainer_callbacks: Mapping[str, Mapping[str, Any]] | None = None
-    scaler: Mapping[str, Any] | None = None
-    metrics: Mapping[str, Any] | None = None
+    scaler: Mapping[str, Any] | None = None  # state of the fp16 gradient scaler, or None
+    metrics: Mapping[str, Any] | None = None  # size and sha256 of `metrics.jsonl`, or None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of the file."""

@@ -27,22 +27,15 @@ def _environment() -> Mapping[str, str]:
 
 @dataclass
 class Case:
-    """A run that is checked.
+    """A run that is checked."""
 
-    Args:
-        cfg: the settings, with invalid ones replaced by their defaults.
-        make_task: creates the recipe's task from settings.
-        environ: environment variables with the launcher's settings.
-        processes: number of processes; None takes that of the launcher, which `environ` has.
-        faulty: keys of the invalid settings.
-        place: returns the message of a problem, with the place where a setting was given.
-    """
-
-    cfg: Config
-    make_task: Callable[[Config], Task]
+    cfg: Config  # the settings, with invalid ones replaced by their defaults
+    make_task: Callable[[Config], Task]  # creates the recipe's task from settings
+    # environment variables with the launcher's settings
     environ: Mapping[str, str] = field(default_factory=_environment)
-    processes: int | None = None
-    faulty: Collection[Key] = ()
+    processes: int | None = None  # number of processes; None takes that of the launcher, which `environ` has
+    faulty: Collection[Key] = ()  # keys of the invalid settings
+    # returns the message of a problem, with the place where a setting was given
     place: Callable[[Problem], str] = lambda problem: problem.text
 
     def __post_init__(self) -> None:
@@ -76,15 +69,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Findings:
-    """Results of checks.
+    """Results of checks."""
 
-    Args:
-        problems: one message per problem.
-        unchecked: what could not be checked and why, one phrase each.
-    """
-
-    problems: tuple[str, ...] = ()
-    unchecked: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # one message per problem
+    unchecked: tuple[str, ...] = ()  # what could not be checked and why, one phrase each
 
     def __add__(self, other: Findings) -> Findings:
         more = (each for each in other.problems if each not in self.problems)

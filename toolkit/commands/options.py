@@ -26,16 +26,11 @@ if TYPE_CHECKING:
 
 
 class Command(NamedTuple):
-    """A sub-command of `toolkit`.
+    """A sub-command of `toolkit`."""
 
-    Args:
-        add_arguments: adds its arguments to a parser.
-        work: runs it; raises ToolkitError for problems that the user can solve.
-        rewritten: turns the words of its command line into others before they are parsed.
-    """
-
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    work: Callable[[argparse.Namespace], None]
+    add_arguments: Callable[[argparse.ArgumentParser], None]  # adds its arguments to a parser
+    work: Callable[[argparse.Namespace], None]  # runs it; raises ToolkitError for problems that the user can solve
+    # turns the words of its command line into others before they are parsed
     rewritten: Callable[[Sequence[str]], Iterable[str]] = list
 
 

@@ -23,19 +23,12 @@ _KEY_WIDTH, _ORIGIN_WIDTH = 36, 8
 
 @dataclass(frozen=True)
 class Change:
-    """A setting whose value is not its default.
+    """A setting whose value is not its default."""
 
-    Args:
-        key: dotted key.
-        value: its value.
-        default: its default; `dataclasses.MISSING` if it must be given.
-        kind: the dataclass that declares it.
-    """
-
-    key: str
-    value: Any
-    default: Any
-    kind: type
+    key: str  # dotted key
+    value: Any  # its value
+    default: Any  # its default; `dataclasses.MISSING` if it must be given
+    kind: type  # the dataclass that declares it
 
     @property
     def help(self) -> str:
@@ -46,19 +39,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Entry:
-    """A key of a configuration.
+    """A key of a configuration."""
 
-    Args:
-        key: dotted key.
-        help: what it does, or what is in the section.
-        accepts: the values that it accepts; None for a section or a group of settings.
-        default: its default, in words.
-    """
-
-    key: str
-    help: str
-    accepts: str | None = None
-    default: str = ""
+    key: str  # dotted key
+    help: str  # what it does, or what is in the section
+    accepts: str | None = None  # the values that it accepts; None for a section or a group of settings
+    default: str = ""  # its default, in words
 
 
 def changes(config: Config) -> list[Change]:

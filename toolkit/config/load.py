@@ -30,32 +30,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A valid configuration.
+    """A valid configuration."""
 
-    Args:
-        config: all settings, those of the launcher included.
-        origins: the origin of the value of each key of `flatten(config)`.
-    """
-
-    config: Config
-    origins: Mapping[str, Origin]
+    config: Config  # all settings, those of the launcher included
+    origins: Mapping[str, Origin]  # the origin of the value of each key of `flatten(config)`
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A configuration as it was read, right or wrong.
+    """A configuration as it was read, right or wrong."""
 
-    Args:
-        config: all settings; a wrong value is replaced by its default, so that everything else can still be checked.
-        problems: one message per problem.
-        faulty: keys whose value is wrong. Problems that follow from their defaults must not be reported.
-        settings: the values as given, and their sources.
-    """
-
+    # all settings; a wrong value is replaced by its default, so that everything else can still be checked
     config: Config
-    problems: tuple[str, ...]
-    faulty: frozenset[Key]
-    settings: Settings
+    problems: tuple[str, ...]  # one message per problem
+    faulty: frozenset[Key]  # keys whose value is wrong. Problems that follow from their defaults must not be reported
+    settings: Settings  # the values as given, and their sources
 
     def loaded(self) -> Loaded:
         """Returns the configuration if it is valid. Raises ConfigError with all problems, if there are any."""

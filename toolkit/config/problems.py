@@ -19,15 +19,10 @@ processor and the data set, the first rows of the files, the output folder, or t
 
 
 class Problem(NamedTuple):
-    """One reason why a run cannot start.
+    """One reason why a run cannot start."""
 
-    Args:
-        keys: dotted keys of the settings that it is about.
-        text: the message, which begins with them: what was received, why it is wrong, and what to do.
-    """
-
-    keys: tuple[str, ...]
-    text: str
+    keys: tuple[str, ...]  # dotted keys of the settings that it is about
+    text: str  # the message, which begins with them: what was received, why it is wrong, and what to do
 
     @staticmethod
     def of(message: str) -> Problem:
@@ -41,19 +36,14 @@ class CannotCheck(Exception):  # noqa: N818 - never shown as an error
 
 @dataclass(frozen=True)
 class Check:
-    """Something that is asked before a run loads weights.
+    """Something that is asked before a run loads weights."""
 
-    Args:
-        stage: what it needs.
-        about: its name, shown if it could not be asked; empty for checks about which nothing is said then.
-        reads: dotted keys, or sections, of the settings that it reads. What it finds is not told if one of them is
-            wrong by itself. A test runs each check with settings that record what is read.
-        find: yields problems, or messages that begin with a dotted key, from a `toolkit.checks.check.Case`.
-    """
-
-    stage: Stage
-    about: str
+    stage: Stage  # what it needs
+    about: str  # its name, shown if it could not be asked; empty for checks about which nothing is said then
+    # dotted keys, or sections, of the settings that it reads. What it finds is not told if one of them is wrong by
+    # itself. A test runs each check with settings that record what is read
     reads: tuple[str, ...]
+    # yields problems, or messages that begin with a dotted key, from a `toolkit.checks.check.Case`
     find: Callable[[Any], Iterable[Problem | str]]
 
 
@@ -67,23 +57,16 @@ def touching(keys: Iterable[str], faulty: Iterable[Key]) -> list[Key]:
 
 @dataclass(frozen=True)
 class Rule:
-    """An invalid combination of settings.
+    """An invalid combination of settings."""
 
-    Args:
-        when: whether a configuration has this combination.
-        keys: dotted keys of the settings, or sections, to name in the message.
-        why: why the combination is invalid.
-        instead: what to do, as an imperative that starts with "set" or "remove" and names dotted keys.
-        launcher: environment variable of the launcher; if given, the rule applies only if the variable is true.
-        with_: further settings that `when` reads, which are not shown; if some are in a section of `keys`, `when` reads
-            no others of this section.
-    """
-
-    when: Callable[[Config], bool]
-    keys: tuple[str, ...]
-    why: str
-    instead: str
+    when: Callable[[Config], bool]  # whether a configuration has this combination
+    keys: tuple[str, ...]  # dotted keys of the settings, or sections, to name in the message
+    why: str  # why the combination is invalid
+    instead: str  # what to do, as an imperative that starts with "set" or "remove" and names dotted keys
+    # environment variable of the launcher; if given, the rule applies only if the variable is true
     launcher: str | None = None
+    # further settings that `when` reads, which are not shown; if some are in a section of `keys`, `when` reads no
+    # others of this section
     with_: tuple[str, ...] = ()
 
     @property

@@ -55,21 +55,13 @@ class Source(NamedTuple):
 
 @dataclass
 class Settings:
-    """The raw values of a run, the source of each, and the problems found in them.
+    """The raw values of a run, the source of each, and the problems found in them."""
 
-    Args:
-        default: the source of all values that were not given.
-        values: plain (JSON) values as a nested mapping.
-        sources: the source of each given key.
-        problems: messages so far.
-        reported: keys that the messages are about.
-    """
-
-    default: Source
-    values: dict[str, Any] = field(default_factory=dict)
-    sources: dict[Key, Source] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    reported: set[Key] = field(default_factory=set)
+    default: Source  # the source of all values that were not given
+    values: dict[str, Any] = field(default_factory=dict)  # plain (JSON) values as a nested mapping
+    sources: dict[Key, Source] = field(default_factory=dict)  # the source of each given key
+    problems: list[str] = field(default_factory=list)  # messages so far
+    reported: set[Key] = field(default_factory=set)  # keys that the messages are about
 
     def source(self, key: Key) -> Source:
         """Returns the source of a key, or of the nearest mapping around it."""

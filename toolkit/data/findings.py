@@ -34,33 +34,25 @@ class Pairs:
 
 @dataclass(frozen=True)
 class RowFindings:
-    """Findings about the rows of a run.
+    """Findings about the rows of a run."""
 
-    Args:
-        rows: number of usable rows by split, after splitting and limiting their number.
-        labels: number of rows with each label by split, in the order of the labels' ids; empty without labels.
-        label_notes: the task's own notes about its labels, as sentences.
-        duplicates: by source, the rows that equal an earlier one in inputs and label.
-        contradictory: by source, the rows with the inputs of an earlier one, but another label.
-        shared: by the names of two splits, the rows of the second whose inputs are in the first.
-        groups: number of groups by split; empty without groups.
-        shared_groups: by the names of two splits, the number of groups that are in both.
-        group_column: the column that groups rows, or None.
-        skipped: by split, one line about the rows that cannot be used.
-        excluded: lines about the rows that the task's options exclude.
-    """
-
+    # number of usable rows by split, after splitting and limiting their number
     rows: Mapping[str, int] = field(default_factory=dict)
+    # number of rows with each label by split, in the order of the labels' ids; empty without labels
     labels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    label_notes: Sequence[str] = ()
+    label_notes: Sequence[str] = ()  # the task's own notes about its labels, as sentences
+    # by source, the rows that equal an earlier one in inputs and label
     duplicates: Mapping[str, Pairs] = field(default_factory=dict)
+    # by source, the rows with the inputs of an earlier one, but another label
     contradictory: Mapping[str, Pairs] = field(default_factory=dict)
+    # by the names of two splits, the rows of the second whose inputs are in the first
     shared: Mapping[tuple[str, str], Pairs] = field(default_factory=dict)
-    groups: Mapping[str, int] = field(default_factory=dict)
+    groups: Mapping[str, int] = field(default_factory=dict)  # number of groups by split; empty without groups
+    # by the names of two splits, the number of groups that are in both
     shared_groups: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    group_column: str | None = None
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    excluded: Sequence[str] = ()
+    group_column: str | None = None  # the column that groups rows, or None
+    skipped: Mapping[str, str] = field(default_factory=dict)  # by split, one line about the rows that cannot be used
+    excluded: Sequence[str] = ()  # lines about the rows that the task's options exclude
 
     def notes(self) -> list[str]:
         """Returns facts about the rows, as sentences."""

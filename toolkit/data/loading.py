@@ -30,22 +30,15 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class CheckedRows:
-    """Checked rows of a run, after the limits on their number.
+    """Checked rows of a run, after the limits on their number."""
 
-    Args:
-        splits: rows by split (`train`, `validation`, `test`).
-        fingerprints: sha256 of each source file (or hub id and revision) by split.
-        bad_rows: number of skipped rows by split.
-        findings: what is known about the rows; empty on all processes but the main one, and for a sample.
-        tables: what was read from each source, with its bad rows.
-        stage: copies of the data files that the rows refer to, which stay as long as this object does.
-    """
-
-    splits: Mapping[str, datasets.Dataset]
-    fingerprints: Mapping[str, str]
-    bad_rows: Mapping[str, int]
+    splits: Mapping[str, datasets.Dataset]  # rows by split (`train`, `validation`, `test`)
+    fingerprints: Mapping[str, str]  # sha256 of each source file (or hub id and revision) by split
+    bad_rows: Mapping[str, int]  # number of skipped rows by split
+    # what is known about the rows; empty on all processes but the main one, and for a sample
     findings: RowFindings = field(default_factory=RowFindings)
-    tables: Mapping[str, Table] = field(default_factory=dict)
+    tables: Mapping[str, Table] = field(default_factory=dict)  # what was read from each source, with its bad rows
+    # copies of the data files that the rows refer to, which stay as long as this object does
     stage: Stage | None = None
 
 

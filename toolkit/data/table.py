@@ -199,22 +199,14 @@ class BadRowReport:
 
 @dataclass(frozen=True)
 class Table:
-    """The checked rows of a source.
+    """The checked rows of a source."""
 
-    Args:
-        rows: the usable rows in file order, with the columns of `Task.schema` and `_number`.
-        bad: the unusable rows, in file order.
-        fingerprint: sha256 of the file, or the hub dataset's id, revision and content.
-        source: the file or hub split, for messages.
-        keys: digests of the usable rows; those of rows without labels are all 0.
-        excluded: number of rows that the task's options exclude, by reason.
-    """
-
-    rows: datasets.Dataset
-    bad: list[BadRowReport]
-    fingerprint: str
-    source: str
-    keys: Keys
+    rows: datasets.Dataset  # the usable rows in file order, with the columns of `Task.schema` and `_number`
+    bad: list[BadRowReport]  # the unusable rows, in file order
+    fingerprint: str  # sha256 of the file, or the hub dataset's id, revision and content
+    source: str  # the file or hub split, for messages
+    keys: Keys  # digests of the usable rows; those of rows without labels are all 0
+    # number of rows that the task's options exclude, by reason
     excluded: Mapping[str, int] = field(default_factory=dict)
 
     def select(self, places: np.ndarray) -> Table:

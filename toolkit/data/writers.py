@@ -29,19 +29,12 @@ EXCEL_ROWS, EXCEL_CHARS = 2**20, 2**15 - 1
 
 @dataclass(frozen=True)
 class OutputTable:
-    """Rows to write.
+    """Rows to write."""
 
-    Args:
-        columns: names of the columns, in order; a row may lack some of them.
-        rows: returns an iterator over the rows; called once for every pass.
-        delimiter: separator of a .csv file.
-        byte_order_mark: whether a .csv or .tsv file begins with one, by which Excel recognises UTF-8.
-    """
-
-    columns: Sequence[str]
-    rows: Callable[[], Iterator[OutputRow]]
-    delimiter: str = ","
-    byte_order_mark: bool = False
+    columns: Sequence[str]  # names of the columns, in order; a row may lack some of them
+    rows: Callable[[], Iterator[OutputRow]]  # returns an iterator over the rows; called once for every pass
+    delimiter: str = ","  # separator of a .csv file
+    byte_order_mark: bool = False  # whether a .csv or .tsv file begins with one, by which Excel recognises UTF-8
 
 
 def check_format(path: Path) -> None:

@@ -143,15 +143,10 @@ FILE, UNSURE, ERROR = "file", "unsure", "error"
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """The contents of the answers.
+    """The contents of the answers."""
 
-    Args:
-        threshold: adds the column `unsure`, whether the score is below; None adds none.
-        all_scores: whether tables have a column for every class.
-    """
-
-    threshold: float | None = None
-    all_scores: bool = False
+    threshold: float | None = None  # adds the column `unsure`, whether the score is below; None adds none
+    all_scores: bool = False  # whether tables have a column for every class
 
     def check(self, task: Task) -> None:
         """Checks that the task's predictions have scores if these options need them.

@@ -91,17 +91,11 @@ def objects_of_all(own: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 @dataclass(frozen=True)
 class Peers:
-    """The processes that write together; each method is called on all of them, by one thread at a time.
+    """The processes that write together; each method is called on all of them, by one thread at a time."""
 
-    Args:
-        rank: number of this process; the first one is the main process.
-        size: number of processes.
-        group: their group; None for that of all processes, if there are several.
-    """
-
-    rank: int = 0
-    size: int = 1
-    group: dist.ProcessGroup | None = None
+    rank: int = 0  # number of this process; the first one is the main process
+    size: int = 1  # number of processes
+    group: dist.ProcessGroup | None = None  # their group; None for that of all processes, if there are several
 
     def objects(self, own: T) -> list[T]:
         """Returns the picklable objects of all processes, by rank."""

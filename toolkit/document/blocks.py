@@ -19,17 +19,11 @@ MISSING = "-"
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table with a text of its own, or a background colour.
+    """A cell of a table with a text of its own, or a background colour."""
 
-    Args:
-        text: the text shown.
-        value: the number to sort by; None is a missing value, which is sorted last.
-        shade: strength of the background colour, from 0 to 1; None for no colour.
-    """
-
-    text: str
-    value: float | None = None
-    shade: float | None = None
+    text: str  # the text shown
+    value: float | None = None  # the number to sort by; None is a missing value, which is sorted last
+    shade: float | None = None  # strength of the background colour, from 0 to 1; None for no colour
 
 
 @dataclass(frozen=True)
@@ -75,21 +69,14 @@ class Highlights:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Args:
-        header: names of the columns.
-        rows: rows of cells: numbers, texts, None for a missing value, `Cell` or `Pictured`.
-        sortable: whether clicking a column's name sorts the rows (in HTML).
-        caption: description of the table; may be empty.
-        stacked: whether a narrow screen shows the cells of a row below each other (in HTML), instead of scrolling.
-    """
+    """A table."""
 
     kind: ClassVar[str] = "table"
-    header: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    sortable: bool = False
-    caption: str = ""
+    header: Sequence[str]  # names of the columns
+    rows: Sequence[Sequence[Any]]  # rows of cells: numbers, texts, None for a missing value, `Cell` or `Pictured`
+    sortable: bool = False  # whether clicking a column's name sorts the rows (in HTML)
+    caption: str = ""  # description of the table; may be empty
+    # whether a narrow screen shows the cells of a row below each other (in HTML), instead of scrolling
     stacked: bool = False
 
     @property
@@ -107,19 +94,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: an SVG drawing or a PNG.
-
-    Args:
-        title: description, also for screen readers.
-        drawing: an SVG; None for a PNG.
-        png: the bytes of a PNG; empty for a drawing.
-        file: name of the same figure as a file beside the report, for Markdown; if empty, Markdown leaves it out.
-    """
+    """A figure: an SVG drawing or a PNG."""
 
     kind: ClassVar[str] = "figure"
-    title: str
-    drawing: Drawing | None = None
-    png: bytes = b""
+    title: str  # description, also for screen readers
+    drawing: Drawing | None = None  # an SVG; None for a PNG
+    png: bytes = b""  # the bytes of a PNG; empty for a drawing
+    # name of the same figure as a file beside the report, for Markdown; if empty, Markdown leaves it out
     file: str = ""
 
 
@@ -151,19 +132,14 @@ class Overlay:
     """Curves of several runs in the same charts, drawn by the page's script (in HTML only).
 
     The reader chooses runs (the cells `Choice` of a table) and charts, smooths, and changes the axes.
-
-    Args:
-        runs: names of the runs.
-        charts: curves by the name of their number, and by the place of their run in `runs`.
-        shown: charts that are shown at first.
-        chosen: places of the runs that are chosen at first.
     """
 
     kind: ClassVar[str] = "overlay"
-    runs: Sequence[str]
+    runs: Sequence[str]  # names of the runs
+    # curves by the name of their number, and by the place of their run in `runs`
     charts: Mapping[str, Mapping[int, Points]]
-    shown: Sequence[str]
-    chosen: Sequence[int]
+    shown: Sequence[str]  # charts that are shown at first
+    chosen: Sequence[int]  # places of the runs that are chosen at first
 
     @property
     def content(self) -> dict[str, Any]:

@@ -22,17 +22,11 @@ STYLE = "svg{color:#1d2430}.soft{fill:#5a6475}.grid{stroke:#d9dde4}"
 
 @dataclass(frozen=True)
 class Drawing:
-    """An SVG drawing, `WIDTH` pixels wide.
+    """An SVG drawing, `WIDTH` pixels wide."""
 
-    Args:
-        parts: SVG elements, with their texts escaped.
-        title: description, for screen readers.
-        height: height in pixels.
-    """
-
-    parts: Sequence[str]
-    title: str
-    height: int
+    parts: Sequence[str]  # SVG elements, with their texts escaped
+    title: str  # description, for screen readers
+    height: int  # height in pixels
 
     def svg(self, place: str = "") -> str:
         """Returns the SVG element; `place` holds additional attributes."""

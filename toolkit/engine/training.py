@@ -376,11 +376,7 @@ class Session(Training):
 
     @contextmanager
     def _stopping_if_abandoned(self, due: bool = False) -> Iterator[None]:
-        """Saves and stops, on every rank, if an evaluation inside the block is abandoned.
-
-        Args:
-            due: whether a resumed run repeats it before anything else.
-        """
+        """Saves and stops, on every rank, if the block's evaluation is abandoned; a resumed run repeats it if `due`."""
         try:
             yield
         except Abandoned:

@@ -150,7 +150,8 @@ def sizes_of(cfg: Config, longest: int, most_rows: int, reference: float, scale:
             made |= {"train.per_device_train_batch_size": window, "train.gradient_accumulation_steps": 1}
         return Size(tokens, max(1, tokens // longest), window, made | rates)
 
-    found = [size(rows, window) for rows in (_doubled(window) if by_tokens else _divisors(window))]
+    doubled = [*(2**power for power in range((window - 1).bit_length())), window]
+    found = [size(rows, window) for rows in (doubled if by_tokens else _divisors(window))]
     if by_tokens:
         found.append(size(0, window, train.max_tokens_per_batch))
     else:
@@ -171,10 +172,6 @@ def _divisors(window: int) -> list[int]:
         if window % size == 0 and STEP * kept[-1] <= size <= window / STEP:
             kept.append(size)
     return [*kept, window]
-
-
-def _doubled(window: int) -> list[int]:
-    return [*(2**power for power in range((window - 1).bit_length())), window]
 
 
 def _beyond(window: int, most: int) -> Iterator[int]:

@@ -32,19 +32,12 @@ OF_A_LINE = ("step", "epoch", "num_items")
 
 @dataclass(frozen=True)
 class Entry:
-    """A run in a table of runs.
+    """A run in a table of runs."""
 
-    Args:
-        name: path of its folder, relative to the folder of all runs.
-        record: its record.
-        lines: the lines of its `metrics.jsonl` that can be read.
-        values: every setting, fact, and result by name.
-    """
-
-    name: str
-    record: Record
-    lines: Sequence[Mapping[str, Any]]
-    values: Mapping[str, Any]
+    name: str  # path of its folder, relative to the folder of all runs
+    record: Record  # its record
+    lines: Sequence[Mapping[str, Any]]  # the lines of its `metrics.jsonl` that can be read
+    values: Mapping[str, Any]  # every setting, fact, and result by name
 
     @property
     def state(self) -> str:

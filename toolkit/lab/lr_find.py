@@ -322,21 +322,13 @@ WITHOUT_DECLINE = 10.0
 
 @dataclass(frozen=True)
 class Reading:
-    """What a curve says.
+    """What a curve says."""
 
-    Args:
-        smoothed: the smoothed losses, one per rate.
-        decline: rate at which the loss begins to fall; None if it does not fall.
-        steepest: rate at which it falls fastest; None if it does not fall.
-        lowest: rate of the lowest smoothed loss.
-        divergence: rate from which the loss rises; None if it does not rise.
-    """
-
-    smoothed: Sequence[float]
-    decline: float | None
-    steepest: float | None
-    lowest: float
-    divergence: float | None
+    smoothed: Sequence[float]  # the smoothed losses, one per rate
+    decline: float | None  # rate at which the loss begins to fall; None if it does not fall
+    steepest: float | None  # rate at which it falls fastest; None if it does not fall
+    lowest: float  # rate of the lowest smoothed loss
+    divergence: float | None  # rate from which the loss rises; None if it does not rise
 
     @property
     def plain(self) -> float | None:

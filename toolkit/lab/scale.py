@@ -48,17 +48,12 @@ Rounds = Mapping[int, Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Scaled:
-    """What the measurements say, by number of processes.
+    """What the measurements say, by number of processes."""
 
-    Args:
-        speedup: real items per second relative to those of one process, estimated from the smallest number.
-        efficiency: the speed-up per process.
-        serial: the part of a step that does not shrink with more processes, from 0 to 1.
-    """
-
+    # real items per second relative to those of one process, estimated from the smallest number
     speedup: Mapping[int, Summary]
-    efficiency: Mapping[int, Summary]
-    serial: Summary
+    efficiency: Mapping[int, Summary]  # the speed-up per process
+    serial: Summary  # the part of a step that does not shrink with more processes, from 0 to 1
 
 
 def amdahl(serial: float, processes: float) -> float:
@@ -150,23 +145,14 @@ THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class Scale:
-    """What to measure.
+    """What to measure."""
 
-    Args:
-        requests: the run by number of processes, increasing.
-        mode: whether a step has the same rows with every number of processes (`strong`), or each process (`weak`).
-        rounds: how often each runs.
-        threads: threads of each process, or None to leave them to the launcher.
-        code: digest of the toolkit's and the recipe's code.
-        folder: output folder.
-    """
-
-    requests: Mapping[int, Request]
-    mode: Mode
-    rounds: int
-    threads: int | None
-    code: str
-    folder: Path
+    requests: Mapping[int, Request]  # the run by number of processes, increasing
+    mode: Mode  # whether a step has the same rows with every number of processes (`strong`), or each process (`weak`)
+    rounds: int  # how often each runs
+    threads: int | None  # threads of each process, or None to leave them to the launcher
+    code: str  # digest of the toolkit's and the recipe's code
+    folder: Path  # output folder
 
     @property
     def least(self) -> Request:
@@ -214,16 +200,12 @@ def _on_gpus(launch: Launch) -> bool:
 
 @dataclass(frozen=True)
 class Measurements:
-    """Everything that was measured.
+    """Everything that was measured."""
 
-    Args:
-        rounds: the runs by number of processes.
-        bandwidths: bytes per second that a process sends in an all-reduce, by number of processes above 1.
-        steps: steps of one process with few and with many rows, for the plan's estimate; empty if they failed.
-    """
-
-    rounds: Rounds
+    rounds: Rounds  # the runs by number of processes
+    # bytes per second that a process sends in an all-reduce, by number of processes above 1
     bandwidths: Mapping[int, float]
+    # steps of one process with few and with many rows, for the plan's estimate; empty if they failed
     steps: Sequence[Measured]
 
 

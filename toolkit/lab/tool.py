@@ -25,27 +25,16 @@ from toolkit.lab.jobs.jobs import Launch, Trial, run_trials
 
 @dataclass(frozen=True)
 class Request:
-    """A call of a tool: the run it is about, and where the results go.
+    """A call of a tool: the run it is about, and where the results go."""
 
-    Args:
-        recipe: the recipe's file.
-        config: the YAML file.
-        overrides: the user's overrides; of `override`, with further ones.
-        task_type: the recipe's task.
-        cfg: the settings with the overrides.
-        launch: how processes are started.
-        output: the output folder.
-        command: the command line.
-    """
-
-    recipe: Path
-    config: Path
-    overrides: Sequence[str]
-    task_type: type[Task]
-    cfg: Config
-    launch: Launch
-    output: Path
-    command: str
+    recipe: Path  # the recipe's file
+    config: Path  # the YAML file
+    overrides: Sequence[str]  # the user's overrides; of `override`, with further ones
+    task_type: type[Task]  # the recipe's task
+    cfg: Config  # the settings with the overrides
+    launch: Launch  # how processes are started
+    output: Path  # the output folder
+    command: str  # the command line
 
     @cached_property
     def task(self) -> Task:

@@ -80,31 +80,19 @@ def _own_count(parameter: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What settings of `auto` depend on.
+    """What settings of `auto` depend on."""
 
-    Args:
-        cfg: resolved configuration, in which settings may still be `auto`.
-        task: the recipe's task.
-        model_config: the model's configuration.
-        device: the device of this process.
-        mesh: arrangement of the processes.
-    """
-
-    cfg: Config
-    task: Task
-    model_config: PreTrainedConfig
-    device: torch.device
-    mesh: Mesh
-
-
-def _num_workers(it: Circumstances) -> int:
-    return num_workers(it.cfg.train, it.task, it.device)
+    cfg: Config  # resolved configuration, in which settings may still be `auto`
+    task: Task  # the recipe's task
+    model_config: PreTrainedConfig  # the model's configuration
+    device: torch.device  # the device of this process
+    mesh: Mesh  # arrangement of the processes
 
 
 CHOICES: dict[str, Callable[[Circumstances], bool | int]] = {
     "train.unpadded": lambda given: families.choose(given.cfg, given.model_config, given.device),
     "train.fast_dropout": lambda given: is_chosen(given.cfg.train, given.device),
-    "train.dataloader_num_workers": _num_workers,
+    "train.dataloader_num_workers": lambda given: num_workers(given.cfg.train, given.task, given.device),
 }
 """How each setting is decided, by its dotted key; a setting that is not `auto` is returned as it is."""
 

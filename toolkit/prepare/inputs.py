@@ -103,25 +103,15 @@ def _short(digest: hashlib._Hash) -> str:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that a run reads before it builds its model.
+    """Everything that a run reads before it builds its model."""
 
-    Args:
-        model_config: the model's configuration, completed by task and processor.
-        auto_model: name of the model's auto class in transformers.
-        processor: tokenizer, image processor or feature extractor.
-        rows: the checked rows.
-        data: the preprocessed rows.
-        identity: settings and fingerprints that must not change on resume, by dotted key.
-        resolved: what settings of `auto` became, by dotted key.
-    """
-
-    model_config: PreTrainedConfig
-    auto_model: str
-    processor: Processor
-    rows: CheckedRows
-    data: Prepared
-    identity: Mapping[str, Any]
-    resolved: Mapping[str, bool | int]
+    model_config: PreTrainedConfig  # the model's configuration, completed by task and processor
+    auto_model: str  # name of the model's auto class in transformers
+    processor: Processor  # tokenizer, image processor or feature extractor
+    rows: CheckedRows  # the checked rows
+    data: Prepared  # the preprocessed rows
+    identity: Mapping[str, Any]  # settings and fingerprints that must not change on resume, by dotted key
+    resolved: Mapping[str, bool | int]  # what settings of `auto` became, by dotted key
 
 
 def read_inputs(

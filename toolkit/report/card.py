@@ -39,27 +39,16 @@ SCORES = "## Scores\n\n"
 
 @dataclass(frozen=True)
 class Card:
-    """The content of a model card.
+    """The content of a model card."""
 
-    Args:
-        name: title.
-        cfg: settings of the run.
-        task: its task.
-        config: configuration of the model.
-        facts: content of `run.json`.
-        scores: the scores of all evaluation sets, as Markdown.
-        adapted: whether the model is a folder of adapters.
-        usage: Python code that loads the model; None for code with transformers or peft.
-    """
-
-    name: str
-    cfg: Config
-    task: Task
-    config: Any
-    facts: Mapping[str, Any]
-    scores: str
-    adapted: bool
-    usage: str | None = None
+    name: str  # title
+    cfg: Config  # settings of the run
+    task: Task  # its task
+    config: Any  # configuration of the model
+    facts: Mapping[str, Any]  # content of `run.json`
+    scores: str  # the scores of all evaluation sets, as Markdown
+    adapted: bool  # whether the model is a folder of adapters
+    usage: str | None = None  # Python code that loads the model; None for code with transformers or peft
 
 
 def card_of(run: Run, result: FitResult, facts: Mapping[str, Any]) -> Card:

@@ -37,7 +37,7 @@ def charts(history: History, metric: str) -> list[Chart]:
     """Returns charts of losses, metrics, learning rate, gradient norm, speed and memory with two points or more."""
     losses = {"training": _line(history, "loss"), "validation": _line(history, "eval_loss")}
     found = [_chart("Loss", losses, "mean loss per item")] if any(map(_is_curve, losses.values())) else []
-    names = dict.fromkeys([metric, *(name for line in history for name in line if _is_metric(name))])
+    names = dict.fromkeys([metric, *(name for line in history for name in line if name.startswith("eval_"))])
     drawn = [(name, line) for name in names if name != "eval_loss" and _is_curve(line := _line(history, name))]
     found += [
         _chart(f"{_words(name)} (validation)", {_words(name): line}, _words(name))
@@ -53,10 +53,6 @@ def charts(history: History, metric: str) -> list[Chart]:
         if _is_curve(line):
             found.append(_chart(title, {title.lower(): line}, label, zero=name != "grad_norm"))
     return found
-
-
-def _is_metric(name: str) -> bool:
-    return name.startswith("eval_")
 
 
 def _is_curve(line: Line) -> bool:

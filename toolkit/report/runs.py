@@ -64,17 +64,11 @@ OF_ONE_RUN = ("seed", "tracking.run_name")
 
 @dataclass(frozen=True)
 class Record:
-    """Settings and facts that a run recorded.
+    """Settings and facts that a run recorded."""
 
-    Args:
-        folder: its output folder.
-        settings: every setting by its dotted key.
-        facts: content of `run.json`; unfinished runs have no `result`.
-    """
-
-    folder: Path
-    settings: Mapping[str, Any]
-    facts: Mapping[str, Any]
+    folder: Path  # its output folder
+    settings: Mapping[str, Any]  # every setting by its dotted key
+    facts: Mapping[str, Any]  # content of `run.json`; unfinished runs have no `result`
 
     @property
     def finished(self) -> bool:

@@ -70,18 +70,12 @@ class ShownScore(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of one or more evaluation sets.
+    """The scores of one or more evaluation sets."""
 
-    Args:
-        task: the task, for the properties of its scores.
-        metrics: metrics without prefix, by set.
-        quality: how far they can be trusted, by set; may be incomplete.
-        start: scores of the validation rows before training, without prefix; may be empty.
-    """
-
-    task: Task
-    metrics: Mapping[str, Mapping[str, float]]
-    quality: Mapping[str, Quality]
+    task: Task  # the task, for the properties of its scores
+    metrics: Mapping[str, Mapping[str, float]]  # metrics without prefix, by set
+    quality: Mapping[str, Quality]  # how far they can be trusted, by set; may be incomplete
+    # scores of the validation rows before training, without prefix; may be empty
     start: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod

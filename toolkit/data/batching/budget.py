@@ -55,24 +55,16 @@ def tokens_of(lengths: Sequence[Sequence[int]], unpadded: bool) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Budget:
-    """The tokens that a micro-batch may have.
+    """The tokens that a micro-batch may have."""
 
-    Args:
-        tokens: the largest number of tokens; a longer row is a micro-batch of its own.
-        lengths: `[rows, sides]`, as `lengths_of` returns them.
-        unpadded: whether layers and their attention compute on rows without padding.
-        long_row: see `LONG_ROW`, in the unit of `lengths`.
-        equal_counts: whether all data ranks need the same number of micro-batches, because they exchange parameters in
-            the forward pass; some are then empty.
-        multiple: what the number of micro-batches must be a multiple of.
-    """
-
-    tokens: int
-    lengths: np.ndarray = field(repr=False)
-    unpadded: bool = False
-    long_row: int = LONG_ROW
+    tokens: int  # the largest number of tokens; a longer row is a micro-batch of its own
+    lengths: np.ndarray = field(repr=False)  # `[rows, sides]`, as `lengths_of` returns them
+    unpadded: bool = False  # whether layers and their attention compute on rows without padding
+    long_row: int = LONG_ROW  # see `LONG_ROW`, in the unit of `lengths`
+    # whether all data ranks need the same number of micro-batches, because they exchange parameters in the forward
+    # pass; some are then empty
     equal_counts: bool = False
-    multiple: int = 1
+    multiple: int = 1  # what the number of micro-batches must be a multiple of
 
     def micro_batches(self, rows: Iterable[int], data_rank: int, data_size: int) -> list[list[int]]:
         """Returns a data rank's micro-batches of a window's rows, at least one; empty if there are too few rows."""

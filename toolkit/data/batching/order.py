@@ -26,28 +26,19 @@ GROUPED_WINDOWS = 50
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """The rows of each rank for any epoch and window, without iteration.
+    """The rows of each rank for any epoch and window, without iteration."""
 
-    Args:
-        num_rows: training rows.
-        batch_size: rows per process and micro-batch.
-        accumulation: micro-batches per window.
-        data_size: number of data ranks (see `toolkit.api.mesh`).
-        seed: seed of the shuffle.
-        strategy: `random`, `sequential`, `group_by_length` or `balanced`.
-        lengths: `[num_rows]` length of each row; required for `group_by_length`.
-        classes: `[num_rows]` class id of each row; required for `balanced`.
-        budget: cuts windows into micro-batches; None cuts them into `accumulation` of `batch_size` rows.
-    """
-
-    num_rows: int
-    batch_size: int
-    accumulation: int
-    data_size: int
-    seed: int
-    strategy: str = "random"
+    num_rows: int  # training rows
+    batch_size: int  # rows per process and micro-batch
+    accumulation: int  # micro-batches per window
+    data_size: int  # number of data ranks (see `toolkit.api.mesh`)
+    seed: int  # seed of the shuffle
+    strategy: str = "random"  # `random`, `sequential`, `group_by_length` or `balanced`
+    # `[num_rows]` length of each row; required for `group_by_length`
     lengths: np.ndarray | None = field(default=None, repr=False)
+    # `[num_rows]` class id of each row; required for `balanced`
     classes: np.ndarray | None = field(default=None, repr=False)
+    # cuts windows into micro-batches; None cuts them into `accumulation` of `batch_size` rows
     budget: Budget | None = None
 
     @property

@@ -18,18 +18,14 @@ _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
 
 
 class RawRow(NamedTuple):
-    """One row of a source.
+    """One row of a source."""
 
-    Args:
-        number: the line on which the row starts (csv, tsv, jsonl, txt), its row in the sheet (xlsx), or its number from
-            1 (other formats).
-        values: values by the source's column names; for an unusable row, the values that could be read, or None.
-        reason: why the row cannot be used, or None.
-    """
-
+    # the line on which the row starts (csv, tsv, jsonl, txt), its row in the sheet (xlsx), or its number from 1 (other
+    # formats)
     number: int
+    # values by the source's column names; for an unusable row, the values that could be read, or None
     values: dict[str, Any] | None
-    reason: str | None = None
+    reason: str | None = None  # why the row cannot be used, or None
 
 
 def not_text(value: Any) -> str | None:
@@ -105,25 +101,19 @@ Fingerprint = Literal["content", "stat"]
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read a file. None means that it is recognised from the file's content.
+    """How to read a file. None means that it is recognised from the file's content."""
 
-    Args:
-        delimiter: separator of the columns of .csv and .tsv files, one character.
-        encoding: encoding of text files that are not UTF-8 and have no byte-order mark.
-        header: whether the first row of a table names its columns; otherwise their names are `1`, `2` and so on.
-        quoting: `minimal` if fields of .csv and .tsv files may be quoted, `none` if quotes are part of the text.
-        unescape_html: whether HTML entities such as `&amp;` are decoded.
-        sheet: sheet of an Excel file, or group of an HDF5 file, from the file's name; None means the first sheet, and
-            the datasets outside groups.
-        fingerprint: whether the bytes of files, or their sizes and times, tell that they have changed.
-    """
-
-    delimiter: str | None = None
-    encoding: str | None = None
+    delimiter: str | None = None  # separator of the columns of .csv and .tsv files, one character
+    encoding: str | None = None  # encoding of text files that are not UTF-8 and have no byte-order mark
+    # whether the first row of a table names its columns; otherwise their names are `1`, `2` and so on
     header: bool = True
+    # `minimal` if fields of .csv and .tsv files may be quoted, `none` if quotes are part of the text
     quoting: Literal["minimal", "none"] | None = None
-    unescape_html: bool = False
+    unescape_html: bool = False  # whether HTML entities such as `&amp;` are decoded
+    # sheet of an Excel file, or group of an HDF5 file, from the file's name; None means the first sheet, and the
+    # datasets outside groups
     sheet: str | None = None
+    # whether the bytes of files, or their sizes and times, tell that they have changed
     fingerprint: Fingerprint = "content"
 
     @classmethod

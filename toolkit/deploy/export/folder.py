@@ -77,25 +77,15 @@ CARD = "README.md"
 
 @dataclass(frozen=True)
 class Request:
-    """What to export.
+    """What to export."""
 
-    Args:
-        run_folder: the run's `output_dir`.
-        format: `merged`, or a name of `FORMATS`.
-        output: the folder to write, which does not exist or is empty.
-        max_rows: largest number of rows to compare on.
-        recipe: the recipe's name or file if it was moved after the run.
-        data: labelled rows to compare on; None for the run's own validation rows.
-        trust_remote_code: whether Python code in the model's folder may run.
-    """
-
-    run_folder: Path
-    format: str
-    output: Path
-    max_rows: int
-    recipe: str | None = None
-    data: str | None = None
-    trust_remote_code: bool = False
+    run_folder: Path  # the run's `output_dir`
+    format: str  # `merged`, or a name of `FORMATS`
+    output: Path  # the folder to write, which does not exist or is empty
+    max_rows: int  # largest number of rows to compare on
+    recipe: str | None = None  # the recipe's name or file if it was moved after the run
+    data: str | None = None  # labelled rows to compare on; None for the run's own validation rows
+    trust_remote_code: bool = False  # whether Python code in the model's folder may run
 
 
 def export_folder(request: Request) -> None:

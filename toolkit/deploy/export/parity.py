@@ -49,35 +49,21 @@ class Pair:
 
 @dataclass(frozen=True)
 class Parity:
-    """How an exported model differs from the run's, on labelled rows, both in float32 on this CPU.
+    """How an exported model differs from the run's, on labelled rows, both in float32 on this CPU."""
 
-    Args:
-        format: name of the format.
-        rows: number of rows.
-        difference: largest absolute difference of an output.
-        largest: largest absolute output of the run's model, without masks.
-        tolerance: largest allowed difference, relative to `largest` if that is above 1; None if it is only stated.
-        metric: name of the metric that selects the best model.
-        metrics: the loss and the metrics of both, without prefix.
-        speed: rows per second of both.
-        batch_size: largest number of rows of a batch.
-        threads: number of threads.
-        size: bytes of both models' weights; of the run's in float32.
-        notes: further facts about the format.
-    """
-
-    format: str
-    rows: int
-    difference: float
-    largest: float
+    format: str  # name of the format
+    rows: int  # number of rows
+    difference: float  # largest absolute difference of an output
+    largest: float  # largest absolute output of the run's model, without masks
+    # largest allowed difference, relative to `largest` if that is above 1; None if it is only stated
     tolerance: float | None
-    metric: str
-    metrics: Mapping[str, Pair]
-    speed: Pair
-    batch_size: int
-    threads: int
-    size: Pair
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    metric: str  # name of the metric that selects the best model
+    metrics: Mapping[str, Pair]  # the loss and the metrics of both, without prefix
+    speed: Pair  # rows per second of both
+    batch_size: int  # largest number of rows of a batch
+    threads: int  # number of threads
+    size: Pair  # bytes of both models' weights; of the run's in float32
+    notes: Mapping[str, Any] = field(default_factory=dict)  # further facts about the format
 
     @property
     def allowed(self) -> float | None:

@@ -58,21 +58,13 @@ MEGABYTE = 10**6
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a server.
+    """The limits of a server."""
 
-    Args:
-        max_rows: rows of a request.
-        max_body_mb: size of a request's body, in megabytes.
-        max_queue: requests that are being received or wait for their answers; further ones are rejected.
-        timeout: seconds in which a request is received, and then answered.
-        batch_wait_ms: milliseconds for which a batch with room waits for further requests.
-    """
-
-    max_rows: int = 256
-    max_body_mb: float = 32.0
-    max_queue: int = 128
-    timeout: float = 60.0
-    batch_wait_ms: float = 3.0
+    max_rows: int = 256  # rows of a request
+    max_body_mb: float = 32.0  # size of a request's body, in megabytes
+    max_queue: int = 128  # requests that are being received or wait for their answers; further ones are rejected
+    timeout: float = 60.0  # seconds in which a request is received, and then answered
+    batch_wait_ms: float = 3.0  # milliseconds for which a batch with room waits for further requests
 
     @property
     def max_body(self) -> int:

@@ -85,46 +85,27 @@ def _groups(world: dist.ProcessGroup | None, timeout: float) -> list[dist.Proces
 
 @dataclass(frozen=True)
 class Span:
-    """The time of one pass on one process.
+    """The time of one pass on one process."""
 
-    Args:
-        process: pipeline rank.
-        kind: the kind of pass.
-        chunk: the chunk of the process's layers.
-        micro_batch: position of the micro-batch in its window.
-        begin: when its input had arrived, in seconds of a clock that the processes of one machine share.
-        end: when its output was ready.
-    """
-
-    process: int
-    kind: Kind
-    chunk: int
-    micro_batch: int
-    begin: float
-    end: float
+    process: int  # pipeline rank
+    kind: Kind  # the kind of pass
+    chunk: int  # the chunk of the process's layers
+    micro_batch: int  # position of the micro-batch in its window
+    begin: float  # when its input had arrived, in seconds of a clock that the processes of one machine share
+    end: float  # when its output was ready
 
 
 @dataclass
 class Executor:
-    """One process of a pipeline.
+    """One process of a pipeline."""
 
-    Args:
-        stage: its part of the model.
-        links: its connections to the other processes.
-        rank: its pipeline rank.
-        processes: number of processes of the pipeline.
-        device: where it computes.
-        weights: gradients of weights that are computed later than those of inputs, or None.
-        spans: receives the time of each pass, or None; on a GPU, each pass is then waited for.
-    """
-
-    stage: Stage
-    links: Links
-    rank: int
-    processes: int
-    device: torch.device
-    weights: WeightGradients | None = None
-    spans: list[Span] | None = None
+    stage: Stage  # its part of the model
+    links: Links  # its connections to the other processes
+    rank: int  # its pipeline rank
+    processes: int  # number of processes of the pipeline
+    device: torch.device  # where it computes
+    weights: WeightGradients | None = None  # gradients of weights that are computed later than those of inputs, or None
+    spans: list[Span] | None = None  # receives the time of each pass, or None; on a GPU, each pass is then waited for
     _received_at: float = field(default=0.0, init=False)
 
     @property

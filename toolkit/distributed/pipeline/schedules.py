@@ -17,17 +17,11 @@ Kind = Literal["forward", "backward", "weights"]
 
 @dataclass(frozen=True)
 class Action:
-    """A pass of one micro-batch through one chunk of a process.
+    """A pass of one micro-batch through one chunk of a process."""
 
-    Args:
-        kind: forward pass, backward pass, or the part of the backward pass that only concerns weights.
-        chunk: the chunk of this process's layers.
-        micro_batch: position of the micro-batch in its window.
-    """
-
-    kind: Kind
-    chunk: int
-    micro_batch: int
+    kind: Kind  # forward pass, backward pass, or the part of the backward pass that only concerns weights
+    chunk: int  # the chunk of this process's layers
+    micro_batch: int  # position of the micro-batch in its window
 
 
 def gpipe(rank: int, processes: int, chunks: int, micro_batches: int) -> list[Action]:

@@ -17,14 +17,10 @@ JOULES_PER_WH = 3600.0
 
 @dataclass(frozen=True)
 class Used:
-    """What a run has used.
+    """What a run has used."""
 
-    Args:
-        seconds: time since training began, evaluations and checkpoints included.
-        joules: energy of all processes; None if it was not measured throughout (`tracking.system_interval`).
-    """
-
-    seconds: float = 0.0
+    seconds: float = 0.0  # time since training began, evaluations and checkpoints included
+    # energy of all processes; None if it was not measured throughout (`tracking.system_interval`)
     joules: float | None = 0.0
 
     @property

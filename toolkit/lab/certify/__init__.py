@@ -23,15 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Promise:
-    """One kind of certificate.
+    """One kind of certificate."""
 
-    Args:
-        trainings: returns the trainings to compare.
-        judge: returns the certificate, given the folder of the trainings.
-    """
-
-    trainings: Callable[[Experiment], list[Training]]
-    judge: Callable[[Path, Experiment], Certificate]
+    trainings: Callable[[Experiment], list[Training]]  # returns the trainings to compare
+    judge: Callable[[Path, Experiment], Certificate]  # returns the certificate, given the folder of the trainings
 
 
 def load_promises() -> dict[str, Promise]:

@@ -21,23 +21,15 @@ OK, FAILED, OPEN = "ok", "FAILED", "open"
 
 @dataclass(frozen=True)
 class Certificate:
-    """The result of checking one promise.
+    """The result of checking one promise."""
 
-    Args:
-        name: name on the command line.
-        promise: the promise, as one sentence.
-        verdict: `OK`, `FAILED` or `OPEN`.
-        found: what was measured, as sentences.
-        problems: what is wrong and where to look, as sentences; for `OPEN`, why the promise could not be checked.
-        figures: the measurements as JSON values.
-    """
-
-    name: str
-    promise: str
-    verdict: str
-    found: Sequence[str]
+    name: str  # name on the command line
+    promise: str  # the promise, as one sentence
+    verdict: str  # `OK`, `FAILED` or `OPEN`
+    found: Sequence[str]  # what was measured, as sentences
+    # what is wrong and where to look, as sentences; for `OPEN`, why the promise could not be checked
     problems: Sequence[str] = ()
-    figures: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)  # the measurements as JSON values
 
 
 NAME_COLUMN = 12

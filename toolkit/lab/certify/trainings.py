@@ -72,27 +72,16 @@ NO_UPDATE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """The inputs that the trainings of all certificates share.
+    """The inputs that the trainings of all certificates share."""
 
-    Args:
-        recipe: the recipe's file.
-        config: the YAML file.
-        overrides: overrides from the command line.
-        cfg: the configuration that file and overrides give.
-        rows: number of training rows, and maximum number of validation rows.
-        kill_at: the step at whose end a run is killed, or None.
-        kill_after: if `kill_at` is None, the number of epochs after which a run is killed.
-        strategies: strategies to compare with one process, as on the command line (`fsdp=2`).
-    """
-
-    recipe: str
-    config: str
-    overrides: Sequence[str]
-    cfg: Config
-    rows: int
-    kill_at: int | None
-    kill_after: float
-    strategies: Sequence[str] = ()
+    recipe: str  # the recipe's file
+    config: str  # the YAML file
+    overrides: Sequence[str]  # overrides from the command line
+    cfg: Config  # the configuration that file and overrides give
+    rows: int  # number of training rows, and maximum number of validation rows
+    kill_at: int | None  # the step at whose end a run is killed, or None
+    kill_after: float  # if `kill_at` is None, the number of epochs after which a run is killed
+    strategies: Sequence[str] = ()  # strategies to compare with one process, as on the command line (`fsdp=2`)
 
     @property
     def evaluated(self) -> bool:
@@ -131,34 +120,20 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Training:
-    """One of the runs that certificates compare.
+    """One of the runs that certificates compare."""
 
-    Args:
-        name: name of its folder; trainings with the same name run once.
-        settings: dotted keys and values to add to the experiment's.
-        processes: number of processes.
-        plain: whether to train one step with the plain `transformers.Trainer`.
-        no_dropout: whether to disable dropout, and everything else in the model that draws random numbers.
-        gradients: whether to record gradients.
-        killed: whether the process kills itself with SIGKILL, at the time that the experiment gives.
-        model_of: name of the training whose model it starts from.
-        resumes: name of the training in whose folder it resumes.
-        float64: whether it computes in float64.
-        max_layers: number of layers that a larger model is reduced to, or None.
-        checkpoint_of: name and step of the checkpoint of another training from which it starts, in its own folder.
-    """
-
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    processes: int = 1
-    plain: bool = False
-    no_dropout: bool = False
-    gradients: bool = False
-    killed: bool = False
-    model_of: str | None = None
-    resumes: str | None = None
-    float64: bool = False
-    max_layers: int | None = None
+    name: str  # name of its folder; trainings with the same name run once
+    settings: Mapping[str, Any] = field(default_factory=dict)  # dotted keys and values to add to the experiment's
+    processes: int = 1  # number of processes
+    plain: bool = False  # whether to train one step with the plain `transformers.Trainer`
+    no_dropout: bool = False  # whether to disable dropout, and everything else in the model that draws random numbers
+    gradients: bool = False  # whether to record gradients
+    killed: bool = False  # whether the process kills itself with SIGKILL, at the time that the experiment gives
+    model_of: str | None = None  # name of the training whose model it starts from
+    resumes: str | None = None  # name of the training in whose folder it resumes
+    float64: bool = False  # whether it computes in float64
+    max_layers: int | None = None  # number of layers that a larger model is reduced to, or None
+    # name and step of the checkpoint of another training from which it starts, in its own folder
     checkpoint_of: tuple[str, int] | None = None
 
 

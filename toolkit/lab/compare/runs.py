@@ -43,34 +43,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The variants to run, and how.
+    """The variants to run, and how."""
 
-    Args:
-        recipe: the recipe's file.
-        config: the YAML file.
-        overrides: overrides for all variants.
-        checked: the variants.
-        launch: how processes are started.
-        seeds: each variant runs once with each of these seeds.
-        draws: number of bootstrap sets for the intervals of metrics.
-        code: digest of the toolkit's and the recipe's code.
-        folder: output folder.
-        metric: the main metric, with its prefix.
-        keep_best: whether to keep the model of the best run.
-        estimates: estimates of the variants by name, if they are parallel strategies.
-    """
-
-    recipe: Path
-    config: Path
-    overrides: Sequence[str]
-    checked: Checked
-    launch: Launch
-    seeds: Sequence[int]
-    draws: int
-    code: str
-    folder: Path
-    metric: Score
-    keep_best: bool = False
+    recipe: Path  # the recipe's file
+    config: Path  # the YAML file
+    overrides: Sequence[str]  # overrides for all variants
+    checked: Checked  # the variants
+    launch: Launch  # how processes are started
+    seeds: Sequence[int]  # each variant runs once with each of these seeds
+    draws: int  # number of bootstrap sets for the intervals of metrics
+    code: str  # digest of the toolkit's and the recipe's code
+    folder: Path  # output folder
+    metric: Score  # the main metric, with its prefix
+    keep_best: bool = False  # whether to keep the model of the best run
+    # estimates of the variants by name, if they are parallel strategies
     estimates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -35,21 +35,14 @@ Measured = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """A number with its interval.
+    """A number with its interval."""
 
-    Args:
-        value: the number.
-        low: lower end of its interval, or None if one run is not enough for an interval.
-        high: upper end of its interval, or None.
-        ratio: ratio to the baseline's value, or None.
-        same: whether the difference from the baseline could be chance: the two intervals overlap, or that of a paired
-            difference contains 0. None if an interval is missing.
-    """
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    ratio: float | None = None
+    value: float  # the number
+    low: float | None = None  # lower end of its interval, or None if one run is not enough for an interval
+    high: float | None = None  # upper end of its interval, or None
+    ratio: float | None = None  # ratio to the baseline's value, or None
+    # whether the difference from the baseline could be chance: the two intervals overlap, or that of a paired
+    # difference contains 0. None if an interval is missing
     same: bool | None = None
 
     def against(self, baseline: Figure) -> Figure:
@@ -175,19 +168,12 @@ Runs = Mapping[int, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference between the runs of a variant and those of the baseline, seed by seed.
+    """The mean difference between the runs of a variant and those of the baseline, seed by seed."""
 
-    Args:
-        value: the mean.
-        low: lower end of its 95 % interval, or None with a single pair of runs.
-        high: upper end, or None.
-        pairs: number of seeds with a run of both.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    pairs: int
+    value: float  # the mean
+    low: float | None  # lower end of its 95 % interval, or None with a single pair of runs
+    high: float | None  # upper end, or None
+    pairs: int  # number of seeds with a run of both
 
     @property
     def same(self) -> bool | None:
@@ -197,23 +183,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a variant.
+    """A metric of a variant."""
 
-    Args:
-        values: its values by seed.
-        value: their mean.
-        deviation: their sample standard deviation; None with a single run.
-        low: lower end of the mean's 95 % interval, or None with a single run.
-        high: upper end, or None.
-        difference: the difference from the baseline; None for the baseline itself.
-    """
-
-    values: Mapping[int, float]
-    value: float
-    deviation: float | None
-    low: float | None
-    high: float | None
-    difference: Difference | None = None
+    values: Mapping[int, float]  # its values by seed
+    value: float  # their mean
+    deviation: float | None  # their sample standard deviation; None with a single run
+    low: float | None  # lower end of the mean's 95 % interval, or None with a single run
+    high: float | None  # upper end, or None
+    difference: Difference | None = None  # the difference from the baseline; None for the baseline itself
 
 
 def metrics_of(runs: Runs, baseline: Runs | None) -> dict[str, Metric]:

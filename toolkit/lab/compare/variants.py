@@ -50,19 +50,13 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the configurations to compare.
+    """One of the configurations to compare."""
 
-    Args:
-        name: name in tables.
-        settings: the settings that it changes.
-        fixed: settings that were added so that a step has as many rows as the baseline's.
-        technique: the parallel strategy that it is, if the comparison is one of strategies.
-    """
-
-    name: str
-    settings: Mapping[str, str]
+    name: str  # name in tables
+    settings: Mapping[str, str]  # the settings that it changes
+    # settings that were added so that a step has as many rows as the baseline's
     fixed: Mapping[str, str] = field(default_factory=dict)
-    technique: Technique | None = None
+    technique: Technique | None = None  # the parallel strategy that it is, if the comparison is one of strategies
 
     @property
     def slug(self) -> str:
@@ -83,18 +77,13 @@ def named(settings: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """A predefined comparison.
+    """A predefined comparison."""
 
-    Args:
-        help: what it compares.
-        variants: the settings of each variant; the first is the baseline. Empty for the parallel strategies, whose
-            settings depend on the configuration and the number of processes.
-        processes: number of processes that it needs.
-    """
-
-    help: str
+    help: str  # what it compares
+    # the settings of each variant; the first is the baseline. Empty for the parallel strategies, whose settings depend
+    # on the configuration and the number of processes
     variants: Sequence[Settings] = ()
-    processes: int = 1
+    processes: int = 1  # number of processes that it needs
 
 
 def _each(key: str, *values: str) -> list[Settings]:
@@ -234,18 +223,12 @@ LOGGED = QUIET | {"tracking.logging_steps": 1}
 
 @dataclass(frozen=True)
 class Checked:
-    """Variants that can run, and the reasons why others cannot.
+    """Variants that can run, and the reasons why others cannot."""
 
-    Args:
-        variants: all variants, in order.
-        configs: configurations of the variants that can run, by name.
-        refused: problems of the variants that cannot run, by name.
-        planned: configurations of the variants that would need more processes, by name; they are in `refused` too.
-    """
-
-    variants: Sequence[Variant]
-    configs: Mapping[str, Config]
-    refused: Mapping[str, Sequence[str]]
+    variants: Sequence[Variant]  # all variants, in order
+    configs: Mapping[str, Config]  # configurations of the variants that can run, by name
+    refused: Mapping[str, Sequence[str]]  # problems of the variants that cannot run, by name
+    # configurations of the variants that would need more processes, by name; they are in `refused` too
     planned: Mapping[str, Config] = field(default_factory=dict)
 
     def raise_problems(self) -> None:

@@ -33,17 +33,12 @@ MOST_LENGTH = 0.02
 
 @dataclass(frozen=True)
 class Print:
-    """The fingerprint of a file.
+    """The fingerprint of a file."""
 
-    Args:
-        bits: `[128]` bool, whether a cell is brighter than its left or its upper neighbour (a difference hash).
-        cells: `[16, 16, ...]` uint8: colours, or loudness by frequency and time.
-        size: width and height in pixels, or the length in seconds.
-    """
-
+    # `[128]` bool, whether a cell is brighter than its left or its upper neighbour (a difference hash)
     bits: np.ndarray
-    cells: np.ndarray
-    size: tuple[float, ...]
+    cells: np.ndarray  # `[16, 16, ...]` uint8: colours, or loudness by frequency and time
+    size: tuple[float, ...]  # width and height in pixels, or the length in seconds
 
     @property
     def keys(self) -> np.ndarray:

@@ -23,21 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of a split.
+    """The rows of a split."""
 
-    Args:
-        name: name of the split.
-        file: their file, for messages.
-        rows: the checked rows.
-        numbers: `[rows]` number of each row in its file.
-        keys: digests of the rows.
-    """
-
-    name: str
-    file: str
-    rows: datasets.Dataset
-    numbers: np.ndarray
-    keys: Keys
+    name: str  # name of the split
+    file: str  # their file, for messages
+    rows: datasets.Dataset  # the checked rows
+    numbers: np.ndarray  # `[rows]` number of each row in its file
+    keys: Keys  # digests of the rows
 
     def place(self, row: int) -> dict[str, Any]:
         """Returns where a row is, as a JSON object."""
@@ -46,34 +38,22 @@ class Part:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that may be wrong.
+    """Something that may be wrong."""
 
-    Args:
-        kind: what it is, one of the keys of `toolkit.lab.doctor.report.TITLES`.
-        count: how many rows, columns, labels or groups it is about.
-        message: a sentence about it, with the number.
-        rows: the rows, the most important ones first: `split`, `file`, `row`, and what is said about it.
-        details: further JSON values.
-    """
-
-    kind: str
-    count: int
-    message: str
+    kind: str  # what it is, one of the keys of `toolkit.lab.doctor.report.TITLES`
+    count: int  # how many rows, columns, labels or groups it is about
+    message: str  # a sentence about it, with the number
+    # the rows, the most important ones first: `split`, `file`, `row`, and what is said about it
     rows: Sequence[Mapping[str, Any]] = ()
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)  # further JSON values
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A suggested change.
+    """A suggested change."""
 
-    Args:
-        overrides: `section.key=value` strings, which belong together.
-        why: the reason, as a sentence.
-    """
-
-    overrides: Sequence[str]
-    why: str
+    overrides: Sequence[str]  # `section.key=value` strings, which belong together
+    why: str  # the reason, as a sentence
 
 
 def parts_of(checked: CheckedRows) -> list[Part]:

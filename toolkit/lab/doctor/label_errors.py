@@ -31,21 +31,13 @@ CROSS_VALIDATION = "cross_validation.json"
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predictions on rows that the models were not trained on.
+    """Predictions on rows that the models were not trained on."""
 
-    Args:
-        task: the task of the runs, which knows their labels.
-        parts: the split of each row.
-        rows: the place of each row in its split.
-        records: what was predicted for it, see `toolkit.api.task.Task.decode`.
-        models: number of the model that predicted it, from 0.
-    """
-
-    task: Task
-    parts: Sequence[Part]
-    rows: Sequence[int]
-    records: Sequence[Record]
-    models: Sequence[int]
+    task: Task  # the task of the runs, which knows their labels
+    parts: Sequence[Part]  # the split of each row
+    rows: Sequence[int]  # the place of each row in its split
+    records: Sequence[Record]  # what was predicted for it, see `toolkit.api.task.Task.decode`
+    models: Sequence[int]  # number of the model that predicted it, from 0
 
 
 def predictions_of(folder: Path, recipe: Path) -> Predicted:

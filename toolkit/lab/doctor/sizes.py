@@ -32,33 +32,19 @@ LEAST_FACTOR = 2.0
 
 @dataclass(frozen=True)
 class Histogram:
-    """How a property of the training rows is distributed.
+    """How a property of the training rows is distributed."""
 
-    Args:
-        name: what is measured.
-        unit: its unit.
-        edges: `[B + 1]` edges of the bins.
-        counts: `[B]` rows in each bin.
-        middle: the median.
-        covered: the value that `COVERED` of the rows do not exceed.
-        longest: the largest value.
-        option: dotted key of the setting that limits it, or empty.
-        limit: value of that setting, or None.
-        share_cut: fraction of the rows above the limit, or None.
-        how: how it was measured, as an addition to a sentence; may be empty.
-    """
-
-    name: str
-    unit: str
-    edges: Sequence[float]
-    counts: Sequence[int]
-    middle: float
-    covered: float
-    longest: float
-    option: str = ""
-    limit: float | None = None
-    share_cut: float | None = None
-    how: str = ""
+    name: str  # what is measured
+    unit: str  # its unit
+    edges: Sequence[float]  # `[B + 1]` edges of the bins
+    counts: Sequence[int]  # `[B]` rows in each bin
+    middle: float  # the median
+    covered: float  # the value that `COVERED` of the rows do not exceed
+    longest: float  # the largest value
+    option: str = ""  # dotted key of the setting that limits it, or empty
+    limit: float | None = None  # value of that setting, or None
+    share_cut: float | None = None  # fraction of the rows above the limit, or None
+    how: str = ""  # how it was measured, as an addition to a sentence; may be empty
 
 
 def histogram(

@@ -37,23 +37,14 @@ AS_GIVEN = "as given"
 
 @dataclass(frozen=True)
 class Draft:
-    """A new YAML.
+    """A new YAML."""
 
-    Args:
-        kind: the kind of data.
-        sample: what is known from a sample.
-        guesses: its settings, with their reasons.
-        config: the settings.
-        task: the recipe's task.
-        rows: all rows, checked and split.
-    """
-
-    kind: Kind
-    sample: Sample
-    guesses: Sequence[Guess]
-    config: Config
-    task: Task
-    rows: CheckedRows
+    kind: Kind  # the kind of data
+    sample: Sample  # what is known from a sample
+    guesses: Sequence[Guess]  # its settings, with their reasons
+    config: Config  # the settings
+    task: Task  # the recipe's task
+    rows: CheckedRows  # all rows, checked and split
 
     @property
     def summary(self) -> str:

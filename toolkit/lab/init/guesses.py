@@ -30,17 +30,11 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Guess:
-    """A setting of the new YAML.
+    """A setting of the new YAML."""
 
-    Args:
-        key: dotted key.
-        value: its value.
-        reason: why it has this value, a comment beside it; may be empty.
-    """
-
-    key: str
-    value: Any
-    reason: str = ""
+    key: str  # dotted key
+    value: Any  # its value
+    reason: str = ""  # why it has this value, a comment beside it; may be empty
 
 
 def to_text(title: Sequence[str], guesses: Iterable[Guess]) -> str:
@@ -98,15 +92,10 @@ Limits = Callable[["datasets.Dataset", "Model"], list[Guess]]
 
 @dataclass(frozen=True)
 class Tokens:
-    """Numbers of tokens of texts.
+    """Numbers of tokens of texts."""
 
-    Args:
-        counts: number of tokens of each text that was looked at.
-        how: how they were found: an addition to a sentence.
-    """
-
-    counts: Sequence[int]
-    how: str
+    counts: Sequence[int]  # number of tokens of each text that was looked at
+    how: str  # how they were found: an addition to a sentence
 
     def share_above(self, limit: int) -> float:
         """Returns the fraction of the texts with more tokens than a limit."""

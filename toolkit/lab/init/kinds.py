@@ -41,18 +41,12 @@ _LEAST_CHARACTERS = 15
 
 @dataclass(frozen=True)
 class Role:
-    """A column that a kind of data needs.
+    """A column that a kind of data needs."""
 
-    Args:
-        name: the recipe's name for it.
-        usual: usual names, each a lower-case word or several without anything between.
-        fits: whether a column can have this role.
-        rank: orders columns that fit and have no usual name, the best last; None if the name is required.
-    """
-
-    name: str
-    usual: str
-    fits: Callable[[ColumnProfile], bool]
+    name: str  # the recipe's name for it
+    usual: str  # usual names, each a lower-case word or several without anything between
+    fits: Callable[[ColumnProfile], bool]  # whether a column can have this role
+    # orders columns that fit and have no usual name, the best last; None if the name is required
     rank: Callable[[ColumnProfile], tuple[float, ...]] | None = None
 
     def named(self, column: ColumnProfile) -> int:
@@ -173,17 +167,11 @@ SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classifi
 
 @dataclass(frozen=True)
 class LabelKind:
-    """The meaning of a label column.
+    """The meaning of a label column."""
 
-    Args:
-        problem_type: `task.problem_type`.
-        reason: why.
-        separator: `task.label_separator`, or None where it does not matter.
-    """
-
-    problem_type: str
-    reason: str
-    separator: str | None = None
+    problem_type: str  # `task.problem_type`
+    reason: str  # why
+    separator: str | None = None  # `task.label_separator`, or None where it does not matter
 
 
 def can_be_label(column: ColumnProfile) -> bool:
@@ -253,21 +241,13 @@ def _separated(column: ColumnProfile, separator: str) -> float:
 
 @dataclass(frozen=True)
 class Sample:
-    """What is known about the data from a sample of its rows.
+    """What is known about the data from a sample of its rows."""
 
-    Args:
-        profile: the columns of the file.
-        columns: those that are used, by the recipe's names.
-        languages: codes of the languages of the texts; None for one that is not recognised.
-        model: the model.
-        given: the settings that the user named, as text by dotted key.
-    """
-
-    profile: Profile
-    columns: Columns
-    languages: Sequence[str | None]
-    model: Model
-    given: Mapping[str, str]
+    profile: Profile  # the columns of the file
+    columns: Columns  # those that are used, by the recipe's names
+    languages: Sequence[str | None]  # codes of the languages of the texts; None for one that is not recognised
+    model: Model  # the model
+    given: Mapping[str, str]  # the settings that the user named, as text by dotted key
 
     def column(self, role: str) -> ColumnProfile:
         """Returns the column with the recipe's name `role`."""
@@ -280,25 +260,15 @@ Settings = Callable[[Sample], list[Guess]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data.
+    """A kind of data."""
 
-    Args:
-        name: key of its models in `models.CANDIDATES`.
-        recipe: name of the recipe.
-        what: what the rows are, for comments and messages.
-        find: finds its columns.
-        texts: the recipe's names of the columns whose language matters to the model.
-        limits: the settings that follow from the lengths of the rows.
-        settings: the settings of the task that follow from the columns.
-    """
-
-    name: str
-    recipe: str
-    what: str
-    find: Find
-    texts: Sequence[str] = ()
-    limits: Limits = no_limits
-    settings: Sequence[Settings] = ()
+    name: str  # key of its models in `models.CANDIDATES`
+    recipe: str  # name of the recipe
+    what: str  # what the rows are, for comments and messages
+    find: Find  # finds its columns
+    texts: Sequence[str] = ()  # the recipe's names of the columns whose language matters to the model
+    limits: Limits = no_limits  # the settings that follow from the lengths of the rows
+    settings: Sequence[Settings] = ()  # the settings of the task that follow from the columns
 
 
 def media(modality: str) -> Settings:

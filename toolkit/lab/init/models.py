@@ -20,23 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A small pretrained model.
+    """A small pretrained model."""
 
-    Args:
-        name: hub id; its weights are safetensors.
-        what: what it is, for the comment.
-        longest: largest number of tokens of an input; None if there is no limit.
-        learning_rate: usual peak learning rate.
-        languages: codes of the languages that it was trained for; empty means that the language does not matter.
-        model_type: its type in transformers, where settings depend on it.
-    """
-
-    name: str
-    what: str
-    longest: int | None = 512
-    learning_rate: float = 5e-5
+    name: str  # hub id; its weights are safetensors
+    what: str  # what it is, for the comment
+    longest: int | None = 512  # largest number of tokens of an input; None if there is no limit
+    learning_rate: float = 5e-5  # usual peak learning rate
+    # codes of the languages that it was trained for; empty means that the language does not matter
     languages: tuple[str, ...] = ()
-    model_type: str = ""
+    model_type: str = ""  # its type in transformers, where settings depend on it
 
 
 _ENCODERS = (
@@ -68,25 +60,15 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
 
 @dataclass(frozen=True)
 class Model:
-    """The model of a new YAML.
+    """The model of a new YAML."""
 
-    Args:
-        name: hub id or local folder.
-        reason: why this one, and whether it is on this machine.
-        longest: largest number of tokens of an input, if known.
-        learning_rate: usual peak learning rate.
-        model_type: its type in transformers, if known.
-        masked: whether it predicts masked tokens, as BERT does.
-        folder: the folder with its files on this machine, or None.
-    """
-
-    name: str
-    reason: str
-    longest: int | None
-    learning_rate: float
-    model_type: str
-    masked: bool
-    folder: Path | None
+    name: str  # hub id or local folder
+    reason: str  # why this one, and whether it is on this machine
+    longest: int | None  # largest number of tokens of an input, if known
+    learning_rate: float  # usual peak learning rate
+    model_type: str  # its type in transformers, if known
+    masked: bool  # whether it predicts masked tokens, as BERT does
+    folder: Path | None  # the folder with its files on this machine, or None
 
 
 def choose(kind: str, languages: Sequence[str | None], asked: str | None) -> Model:
@@ -147,21 +129,13 @@ _READ_CHARACTERS = 100_000
 
 @dataclass(frozen=True)
 class Language:
-    """A language.
+    """A language."""
 
-    Args:
-        names: its English and own name.
-        code: its code of mBART-50, which begins with that of ISO 639-1.
-        script: a character class of its letters.
-        words: common words that few other languages have; empty if the script decides alone.
-        characters_per_token: roughly, for a tokenizer that was trained on the language.
-    """
-
-    names: tuple[str, ...]
-    code: str
-    script: str = "A-Za-zÀ-ɏ"
-    words: str = ""
-    characters_per_token: float = 4.0
+    names: tuple[str, ...]  # its English and own name
+    code: str  # its code of mBART-50, which begins with that of ISO 639-1
+    script: str = "A-Za-zÀ-ɏ"  # a character class of its letters
+    words: str = ""  # common words that few other languages have; empty if the script decides alone
+    characters_per_token: float = 4.0  # roughly, for a tokenizer that was trained on the language
 
 
 LANGUAGES = {

@@ -38,19 +38,12 @@ EXAMPLE_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class Subject:
-    """What is shown.
+    """What is shown."""
 
-    Args:
-        cfg: the settings.
-        task: the recipe's task, which has learned its labels.
-        rows: all rows, checked and split; those that cannot be used are skipped.
-        profile: the columns of the training rows.
-    """
-
-    cfg: Config
-    task: Task
-    rows: CheckedRows
-    profile: Profile
+    cfg: Config  # the settings
+    task: Task  # the recipe's task, which has learned its labels
+    rows: CheckedRows  # all rows, checked and split; those that cannot be used are skipped
+    profile: Profile  # the columns of the training rows
 
 
 def subject(task_type: type[Task], cfg: Config) -> Subject:

@@ -28,17 +28,11 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """A column in a sample of rows.
+    """A column in a sample of rows."""
 
-    Args:
-        name: its name in the file.
-        values: its values that are not empty, in the order of the file.
-        empty: number of rows without a value.
-    """
-
-    name: str
-    values: Sequence[Any]
-    empty: int
+    name: str  # its name in the file
+    values: Sequence[Any]  # its values that are not empty, in the order of the file
+    empty: int  # number of rows without a value
 
     @cached_property
     def kind(self) -> str:
@@ -75,19 +69,12 @@ class ColumnProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """The columns of a file or folder in a sample of its rows.
+    """The columns of a file or folder in a sample of its rows."""
 
-    Args:
-        source: the file or folder.
-        sampled: number of rows of the sample that can be read.
-        total: number of rows, those included that cannot be read.
-        columns: the columns by name, in the order of the file.
-    """
-
-    source: str
-    sampled: int
-    total: int
-    columns: Mapping[str, ColumnProfile]
+    source: str  # the file or folder
+    sampled: int  # number of rows of the sample that can be read
+    total: int  # number of rows, those included that cannot be read
+    columns: Mapping[str, ColumnProfile]  # the columns by name, in the order of the file
 
 
 def profile(source: str, rows: Iterator[RawRow]) -> Profile:

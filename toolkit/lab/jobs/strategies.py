@@ -16,23 +16,14 @@ BATCH, ACCUMULATION = "train.per_device_train_batch_size", "train.gradient_accum
 
 @dataclass(frozen=True)
 class Technique:
-    """A strategy for a number of processes.
+    """A strategy for a number of processes."""
 
-    Args:
-        name: its common name.
-        processes: number of processes, which may be more than there are.
-        settings: its settings by dotted keys, as on the command line.
-        complexity: how hard it is to use.
-        when: when to use it.
-        refused: why the toolkit does not support it; empty if it does.
-    """
-
-    name: str
-    processes: int
-    settings: Mapping[str, str]
-    complexity: str
-    when: str
-    refused: str = ""
+    name: str  # its common name
+    processes: int  # number of processes, which may be more than there are
+    settings: Mapping[str, str]  # its settings by dotted keys, as on the command line
+    complexity: str  # how hard it is to use
+    when: str  # when to use it
+    refused: str = ""  # why the toolkit does not support it; empty if it does
 
     @property
     def stages(self) -> int:

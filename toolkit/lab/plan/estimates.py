@@ -30,25 +30,15 @@ from toolkit.lab.jobs.strategies import Technique, offloaded, plain_settings, te
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a strategy costs.
+    """What a strategy costs."""
 
-    Args:
-        parameters: bytes of weights and buffers of the process that holds the most.
-        gradients: bytes of its gradients after a window; before, they may be complete.
-        optimizer_state: bytes of its optimizer's state.
-        peak: bytes of its tensors at the peak of a step.
-        states: bytes that it holds between two steps.
-        sent: bytes that a process sends per step, on average over processes.
-        speed: rows per second relative to one device, if communication took no time.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer_state: int
-    peak: int
-    states: int
-    sent: int
-    speed: float
+    parameters: int  # bytes of weights and buffers of the process that holds the most
+    gradients: int  # bytes of its gradients after a window; before, they may be complete
+    optimizer_state: int  # bytes of its optimizer's state
+    peak: int  # bytes of its tensors at the peak of a step
+    states: int  # bytes that it holds between two steps
+    sent: int  # bytes that a process sends per step, on average over processes
+    speed: float  # rows per second relative to one device, if communication took no time
 
     @property
     def passing(self) -> int:
@@ -187,25 +177,15 @@ def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> float:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A parallel strategy and its estimated costs.
+    """A parallel strategy and its estimated costs."""
 
-    Args:
-        name: common name.
-        memory: bytes on the device that needs the most.
-        sent: bytes that a device sends per optimizer step, on average.
-        speed: rows per second relative to one device, if communication took no time.
-        complexity: how hard it is to use.
-        when: when to use it.
-        overrides: its settings, with those that keep the rows of a step.
-    """
-
-    name: str
-    memory: int
-    sent: int
-    speed: float
-    complexity: str
-    when: str
-    overrides: Sequence[str] = ()
+    name: str  # common name
+    memory: int  # bytes on the device that needs the most
+    sent: int  # bytes that a device sends per optimizer step, on average
+    speed: float  # rows per second relative to one device, if communication took no time
+    complexity: str  # how hard it is to use
+    when: str  # when to use it
+    overrides: Sequence[str] = ()  # its settings, with those that keep the rows of a step
 
 
 Load = Callable[[Sequence[str]], Config]
@@ -291,15 +271,10 @@ def _splits(processes: int) -> Iterator[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Splits:
-    """The splits of a model that fit devices.
+    """The splits of a model that fit devices."""
 
-    Args:
-        fitting: those that fit; without offloading first, then those that send the least.
-        smallest: the one that needs the least memory.
-    """
-
-    fitting: Sequence[Strategy]
-    smallest: Strategy
+    fitting: Sequence[Strategy]  # those that fit; without offloading first, then those that send the least
+    smallest: Strategy  # the one that needs the least memory
 
 
 def fitting_splits(planner: Planner, capacity: int, peak: Callable[[Estimate], int]) -> Splits:
@@ -319,16 +294,11 @@ def _shown(overrides: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Speed-up of n processes over one, from measured step time and bandwidth.
+    """Speed-up of n processes over one, from measured step time and bandwidth."""
 
-    Args:
-        processes: number of processes n.
-        amdahl: speed-up with the same rows per step, split over the processes (Amdahl 1967).
-        gustafson: speed-up with n times the rows per step, over one process that trains all of them (Gustafson 1988).
-    """
-
-    processes: int
-    amdahl: float
+    processes: int  # number of processes n
+    amdahl: float  # speed-up with the same rows per step, split over the processes (Amdahl 1967)
+    # speed-up with n times the rows per step, over one process that trains all of them (Gustafson 1988)
     gustafson: float
 
 

@@ -44,25 +44,15 @@ Costs = Footprint | Estimate
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of one run.
+    """The measurements of one run."""
 
-    Args:
-        footprint: the prediction for its largest micro-batch.
-        parameters: bytes of weights and buffers.
-        gradients: bytes of gradients.
-        optimizer_state: bytes of the optimizer's state.
-        peak: peak bytes during training steps, above the memory used before the model was built.
-        seconds: time of a step with such micro-batches, or None if there were too few steps.
-        device: type of the device.
-    """
-
-    footprint: Footprint
-    parameters: int
-    gradients: int
-    optimizer_state: int
-    peak: int
-    seconds: float | None
-    device: str
+    footprint: Footprint  # the prediction for its largest micro-batch
+    parameters: int  # bytes of weights and buffers
+    gradients: int  # bytes of gradients
+    optimizer_state: int  # bytes of the optimizer's state
+    peak: int  # peak bytes during training steps, above the memory used before the model was built
+    seconds: float | None  # time of a step with such micro-batches, or None if there were too few steps
+    device: str  # type of the device
 
     @property
     def flops_per_second(self) -> float | None:
@@ -72,16 +62,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Correction:
-    """The relation between prediction and measurement: `peak = states + factor x passing + constant`.
+    """The relation between prediction and measurement: `peak = states + factor x passing + constant`."""
 
-    Args:
-        factor: factor on memory that is allocated and freed within a step. It exceeds 1 because the C library cannot
-            return freed memory between blocks that are still in use, and because kernels allocate memory themselves.
-        constant: bytes that every step needs: code and tables that libraries load on first use.
-    """
-
+    # factor on memory that is allocated and freed within a step. It exceeds 1 because the C library cannot return freed
+    # memory between blocks that are still in use, and because kernels allocate memory themselves
     factor: float = 1.0
-    constant: int = 0
+    constant: int = 0  # bytes that every step needs: code and tables that libraries load on first use
 
     def peak(self, footprint: Costs) -> int:
         """Returns the expected measurement of the peak on this machine, in bytes."""

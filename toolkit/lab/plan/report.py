@@ -58,23 +58,14 @@ SAME_ROWS = Text(
 
 @dataclass
 class Plan:
-    """A plan in the making.
+    """A plan in the making."""
 
-    Args:
-        request: the run.
-        processes: number of processes, with one device each.
-        length: length of inputs, instead of the largest that the options allow.
-        capacity: memory of a GPU in bytes, or None to plan for this machine.
-        bandwidth: bytes per second of an all-reduce, or None to measure it.
-        found: the results as JSON values.
-    """
-
-    request: Request
-    processes: int = 1
-    length: int | None = None
-    capacity: int | None = None
-    bandwidth: int | None = None
-    found: dict[str, Any] = field(default_factory=dict)
+    request: Request  # the run
+    processes: int = 1  # number of processes, with one device each
+    length: int | None = None  # length of inputs, instead of the largest that the options allow
+    capacity: int | None = None  # memory of a GPU in bytes, or None to plan for this machine
+    bandwidth: int | None = None  # bytes per second of an all-reduce, or None to measure it
+    found: dict[str, Any] = field(default_factory=dict)  # the results as JSON values
 
     def parts(self, calibrates: bool) -> Iterator[Block]:
         """Yields the results as they are computed, with those of a few real steps if the plan `calibrates`.

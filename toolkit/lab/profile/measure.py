@@ -170,19 +170,12 @@ class Stages(Callback):
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a micro-batch.
+    """The size of a micro-batch."""
 
-    Args:
-        values: numbers of its inputs.
-        positions: positions of its sequences, of the source and of the target; 0 if its rows have no masks.
-        real: those of them that are no padding.
-        rows: its rows.
-    """
-
-    values: int
-    positions: int
-    real: int
-    rows: int
+    values: int  # numbers of its inputs
+    positions: int  # positions of its sequences, of the source and of the target; 0 if its rows have no masks
+    real: int  # those of them that are no padding
+    rows: int  # its rows
 
 
 def shape_of(batch: Batch) -> Shape:
@@ -221,20 +214,14 @@ Place: TypeAlias = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Loading:
-    """The time to load windows.
+    """The time to load windows."""
 
-    Args:
-        seconds: of a window, in one process.
-        function: the function of the recipe or the toolkit with the most time, its calls of libraries included; None
-            if no function has much of it.
-        place: its file and line.
-        function_seconds: its seconds of a window.
-    """
-
-    seconds: float
+    seconds: float  # of a window, in one process
+    # the function of the recipe or the toolkit with the most time, its calls of libraries included; None if no function
+    # has much of it
     function: str | None = None
-    place: str | None = None
-    function_seconds: float = 0.0
+    place: str | None = None  # its file and line
+    function_seconds: float = 0.0  # its seconds of a window
 
 
 def time_loading(run: Run, windows: int) -> Loading:

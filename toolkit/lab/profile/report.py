@@ -183,19 +183,12 @@ Choice = Sequence[str]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that takes time and can be changed.
+    """Something that takes time and can be changed."""
 
-    Args:
-        what: its name.
-        number: its share of the time, or of GPUs or cores that are not used, from 0 to 1.
-        text: what was found, with the number.
-        choices: changes that may help, the best one first.
-    """
-
-    what: str
-    number: float
-    text: str
-    choices: Sequence[Choice]
+    what: str  # its name
+    number: float  # its share of the time, or of GPUs or cores that are not used, from 0 to 1
+    text: str  # what was found, with the number
+    choices: Sequence[Choice]  # changes that may help, the best one first
 
 
 def advice_of(found: Profile, cfg: Config, allowed: Callable[[Choice], bool]) -> list[dict[str, Any]]:

@@ -25,37 +25,24 @@ Event = Mapping[str, Any]
 
 @dataclass
 class Operation:
-    """All calls of an operation.
+    """All calls of an operation."""
 
-    Args:
-        calls: their number.
-        seconds: their time, without that of operations inside them.
-    """
-
-    calls: int = 0
-    seconds: float = 0.0
+    calls: int = 0  # their number
+    seconds: float = 0.0  # their time, without that of operations inside them
 
 
 @dataclass
 class Reading:
-    """What a trace says; all sums are those of all traced steps.
+    """What a trace says; all sums are those of all traced steps."""
 
-    Args:
-        operations: operations of the CPU by name.
-        kernels: the same of the GPU.
-        leaves: operations that call no other one.
-        memory: by phase, the largest number of bytes that tensors held above their bytes at the beginning of the trace
-            (`peak`), and by how many bytes they grew in it (`kept`).
-        exchange_seconds: seconds in which any collective was under way.
-        busy_seconds: seconds in which the GPU computed.
-    """
-
-    operations: dict[str, Operation] = field(default_factory=dict)
-    kernels: dict[str, Operation] = field(default_factory=dict)
-    leaves: int = 0
+    operations: dict[str, Operation] = field(default_factory=dict)  # operations of the CPU by name
+    kernels: dict[str, Operation] = field(default_factory=dict)  # the same of the GPU
+    leaves: int = 0  # operations that call no other one
+    # by phase, the largest number of bytes that tensors held above their bytes at the beginning of the trace (`peak`),
+    # and by how many bytes they grew in it (`kept`)
     memory: dict[str, dict[str, int]] = field(default_factory=dict)
-    exchange_seconds: float = 0.0
-    busy_seconds: float = 0.0
+    exchange_seconds: float = 0.0  # seconds in which any collective was under way
+    busy_seconds: float = 0.0  # seconds in which the GPU computed
 
 
 def read_trace(file: Path) -> Reading:

@@ -44,25 +44,15 @@ Point = dict[str, Any]
 
 @dataclass(frozen=True)
 class Dimension:
-    """A setting that may change.
+    """A setting that may change."""
 
-    Args:
-        key: its dotted key.
-        choices: its possible values, as the text of an override; empty for a range.
-        low: least number of a range.
-        high: largest number of a range.
-        log: whether the range is searched by its logarithm.
-        step: distance of the possible numbers, or None for any number.
-        whole: whether its numbers are whole.
-    """
-
-    key: str
-    choices: tuple[str, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
-    log: bool = False
-    step: float | None = None
-    whole: bool = False
+    key: str  # its dotted key
+    choices: tuple[str, ...] = ()  # its possible values, as the text of an override; empty for a range
+    low: float = 0.0  # least number of a range
+    high: float = 0.0  # largest number of a range
+    log: bool = False  # whether the range is searched by its logarithm
+    step: float | None = None  # distance of the possible numbers, or None for any number
+    whole: bool = False  # whether its numbers are whole
 
     def distribution(self) -> BaseDistribution:
         """Returns what Optuna draws its values from."""
@@ -241,17 +231,11 @@ MUTABLE = ("train.learning_rate", "train.head_learning_rate", "train.weight_deca
 
 @dataclass(frozen=True)
 class Method:
-    """A method of search.
+    """A method of search."""
 
-    Args:
-        help: what it does.
-        draws: the class in `optuna.samplers` that draws points.
-        ends: the class in `optuna.pruners` that ends trials early, at evaluations.
-    """
-
-    help: str
-    draws: str = "RandomSampler"
-    ends: str = "NopPruner"
+    help: str  # what it does
+    draws: str = "RandomSampler"  # the class in `optuna.samplers` that draws points
+    ends: str = "NopPruner"  # the class in `optuna.pruners` that ends trials early, at evaluations
 
     @property
     def prunes(self) -> bool:

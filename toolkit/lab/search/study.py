@@ -105,27 +105,16 @@ Its `state` is `finished`, `pruned`, `diverged`, `failed`, `repeated` (a point t
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and how.
+    """What is searched, and how."""
 
-    Args:
-        request: the run, with the output folder of the search.
-        space: the settings that may change.
-        method: key of `toolkit.lab.search.space.METHODS`.
-        metric: the metric that decides, with its prefix.
-        trials: number of trials.
-        parallel: trials at the same time.
-        deadline: time (`time.time`) at which all trials stop, or None.
-        storage: URL of a database, or None for a file in the output folder.
-    """
-
-    request: Request
-    space: Sequence[Dimension]
-    method: str
-    metric: Score
-    trials: int
-    parallel: int = 1
-    deadline: float | None = None
-    storage: str | None = None
+    request: Request  # the run, with the output folder of the search
+    space: Sequence[Dimension]  # the settings that may change
+    method: str  # key of `toolkit.lab.search.space.METHODS`
+    metric: Score  # the metric that decides, with its prefix
+    trials: int  # number of trials
+    parallel: int = 1  # trials at the same time
+    deadline: float | None = None  # time (`time.time`) at which all trials stop, or None
+    storage: str | None = None  # URL of a database, or None for a file in the output folder
 
     @property
     def folder(self) -> Path:

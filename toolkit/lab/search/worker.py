@@ -150,12 +150,8 @@ def train(job: Mapping[str, Any]) -> dict[str, Any]:
             raise
         found = {"state": "diverged", "reason": str(error).split("\n")[0].split(";")[0]}
     value = {"value": watcher.values[-1][1], "steps": watcher.values[-1][0]} if watcher.values else {}
-    return {**found, **value, "evaluations": watcher.values} | _without_value(found)
-
-
-def _without_value(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the value that replaces the last evaluation of a diverged trial."""
-    return {"value": None} if found["state"] == "diverged" else {}
+    diverged = {"value": None} if found["state"] == "diverged" else {}  # in place of the last evaluation
+    return {**found, **value, "evaluations": watcher.values} | diverged
 
 
 def _finished(run: Run, result: FitResult, metric: str) -> dict[str, Any]:
