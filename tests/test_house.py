@@ -345,6 +345,24 @@ def test_the_commands_of_the_readme_exist() -> None:
     assert {name for name in used if not re.search(rf"\b{name}\b", help_text)} == set()
 
 
+EVERY_HELP = """
+import sys
+from toolkit.commands.cli import COMMANDS, main
+
+for name in COMMANDS:
+    try:
+        main([name, "--help"])
+    except SystemExit as ended:
+        assert ended.code == 0, name
+    heavy = {"accelerate", "datasets", "numpy", "torch", "transformers"} & sys.modules.keys()
+    assert not heavy, (name, heavy)
+"""
+
+
+def test_the_help_of_commands_imports_no_heavy_library() -> None:
+    subprocess.run([sys.executable, "-c", EVERY_HELP], capture_output=True, text=True, check=True, cwd=ROOT)
+
+
 def test_dependencies_are_what_the_code_imports() -> None:
     distributions = importlib.metadata.packages_distributions()
     top_level = {name.split(".")[0] for path in SOURCES for name in imports(path)}

@@ -17,12 +17,11 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust, trust_run
 from toolkit.checkpoint.manifest import reason
 from toolkit.config import dump_config
-from toolkit.data.loading import CheckedRows
-from toolkit.data.table import write_bad_rows
 from toolkit.system.environment import checkout, hardware, versions
 
 if TYPE_CHECKING:
     from toolkit.api.run import Run
+    from toolkit.data.loading import CheckedRows
 
 
 MODEL = ("model/**/*",)
@@ -146,6 +145,8 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
         recipe: the recipe's file.
         milestones: its steps.
     """
+    from toolkit.data.table import write_bad_rows
+
     cfg, files = run.cfg, RunFolder(run.output_dir)
     if recipe.is_file():  # a task that was typed into an interpreter has none
         trust(recipe)

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from toolkit.api.task import Task
 from toolkit.base.console import shorten
@@ -17,8 +17,9 @@ from toolkit.config.fields import Column
 from toolkit.config.messages import did_you_mean
 from toolkit.data.columns import is_needed, used_columns
 from toolkit.data.readers.raw import Reading
-from toolkit.data.table import Table, exclusions, read_given
-from toolkit.deploy.predict import needed_columns
+
+if TYPE_CHECKING:
+    from toolkit.data.table import Table
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class Columns:
     @property
     def example(self) -> list[str]:
         """Names of the columns of an example row: the needed ones, or one of several alternatives."""
+        from toolkit.deploy.predict import needed_columns
+
         return [self.names.get(name, name) for name in needed_columns(self.task)]
 
     @property
@@ -156,6 +159,8 @@ def rows_of_form(parts: Iterable[tuple[str, Any]], columns: Columns, limits: Lim
 
 def checked_table(rows: Sequence[dict[str, Any]], columns: Columns, reading: Reading) -> Table:
     """Checks the rows of a request, whose files are base64 or `(name, content)`; rejects them if any is unusable."""
+    from toolkit.data.table import exclusions, read_given
+
     problems: list[Problem] = []
     held = {number: _with_files(row, number, columns, problems) for number, row in enumerate(rows, start=1)}
     for problem in problems:
