@@ -24,8 +24,8 @@ RUN = (
 """37 rows in windows of 12, the last of which is short; gradients are clipped; the evaluation is uneven."""
 ROWS = 12
 ACCUMULATION = 3
-FEWER = "data.max_train_samples=12"
-"""Of tasks with several features per row: windows as many as of the others."""
+FEWER = dict.fromkeys(("qa", "language_modeling", "language_modeling/smoke_masked"), ("data.max_train_samples=12",))
+"""Of recipes with several features per row, windows as many as of the others."""
 ADAMW = ("train.optim=adamw_torch", "train.learning_rate=0.001")
 
 GPT2 = ("model.from_config={model_type: gpt2, vocab_size: 400, n_embd: 32, n_layer: 2, n_head: 2, n_positions: 64, "
@@ -43,10 +43,10 @@ SPEECH = ("model.from_config={model_type: wav2vec2, hidden_size: 16, num_hidden_
 
 TASKS: dict[str, tuple[str, ...]] = {
     "reviews": ("reviews", *ADAMW),
-    "qa": ("qa", *SGD, FEWER),
+    "qa": ("qa", *SGD),
     "translation": ("translation", *SGD),
-    "language_modeling": ("language_modeling", *SGD, FEWER),
-    "masked": ("language_modeling/smoke_masked", *SGD, FEWER),
+    "language_modeling": ("language_modeling", *SGD),
+    "masked": ("language_modeling/smoke_masked", *SGD),
     "vit": ("reviews/smoke_image", *SGD, *VIT),
     "image": ("reviews/smoke_image", *SGD),
     "speech": ("reviews/smoke_audio", *SGD, *SPEECH),
@@ -61,7 +61,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "checkpoint.format=sharded",
         "checkpoint.load_best_model_at_end=true",
     ),
-    "uneven": ("language_modeling", *ADAMW, FEWER, "model.from_config.vocab_size=401"),
+    "uneven": ("language_modeling", *ADAMW, "model.from_config.vocab_size=401"),
     "audio": ("reviews/smoke_audio", *SGD),
     "adafactor": ("reviews", "train.optim=adafactor", "train.learning_rate=0.01"),
     "muon": ("reviews", "train.optim=muon", "train.learning_rate=0.01"),
@@ -70,7 +70,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "ema": ("reviews", *ADAMW, "train.ema_decay=0.5"),
     "lora": ("reviews", *SGD, "model.peft.method=lora"),
     "unfreeze": ("reviews", *SGD, "model.freeze=backbone", "model.unfreeze.step_2=[bert.encoder.layer.1.*]"),
-    "recompute": ("language_modeling", *SGD, FEWER, "train.activation_checkpointing=full"),
+    "recompute": ("language_modeling", *SGD, "train.activation_checkpointing=full"),
     "best": ("reviews", *SGD, "checkpoint.load_best_model_at_end=true", "eval.metric_for_best_model=loss"),
     "tags": ("token_classification", *SGD),
     "chat": ("language_modeling/smoke_chat", *SGD),
@@ -79,9 +79,9 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "lars": ("reviews", "train.optim=lars", "train.learning_rate=0.5"),
     "adadelta": ("reviews", "train.optim=adadelta", "train.learning_rate=1.0"),
     "cycled": ("reviews", *ADAMW, "train.lr_scheduler_type=one_cycle", "train.lr_scheduler_kwargs.cycle_momentum=true"),
-    "segments": ("language_modeling", *SGD, FEWER, "train.activation_checkpointing=segments"),
-    "selective": ("language_modeling", *SGD, FEWER, "train.activation_checkpointing=selective"),
-    "compressed": ("language_modeling", *SGD, FEWER, "train.activation_compression=int8"),
+    "segments": ("language_modeling", *SGD, "train.activation_checkpointing=segments"),
+    "selective": ("language_modeling", *SGD, "train.activation_checkpointing=selective"),
+    "compressed": ("language_modeling", *SGD, "train.activation_compression=int8"),
     "mixed": ("reviews/smoke_image", *SGD, "task.image.mixup_alpha=0.4", "task.image.cutmix_alpha=1.0"),
     "masked_clips": ("reviews/smoke_audio", *SGD, "task.audio.time_masks=2", "task.audio.frequency_masks=2"),
 }
@@ -176,7 +176,7 @@ def main(output: Path, *names: str) -> None:
             return make_trainable(model, *arguments)
 
         with patch("toolkit.run.make_trainable", noting):
-            train(recipe, folder, *RUN, *split, *settings, *parallel, double=True, sizes=sizes)
+            train(recipe, folder, *RUN, *FEWER.get(recipe, ()), *split, *settings, *parallel, double=True, sizes=sizes)
     place = "-of-".join(os.environ.get(name, "one") for name in ("RANK", "WORLD_SIZE"))
     (output / f"on_meta-{place}.json").write_text(json.dumps(on_meta))
 

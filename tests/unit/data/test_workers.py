@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -153,11 +154,15 @@ def test_a_worker_that_is_killed_is_named():
 
 
 def test_a_worker_that_is_killed_while_it_passes_on_a_batch_is_named():
+    death, process = os.pipe()
+
     class Iterator:
-        _workers = (SimpleNamespace(pid=os.getpid(), is_alive=lambda: False),)
+        _workers = (SimpleNamespace(pid=os.getpid(), sentinel=death),)
 
         def __next__(self):
+            threading.Timer(0.1, os.close, [process]).start()  # it closes its connections before it is dead
             raise EOFError  # as multiprocessing does when the other side has gone
 
     with pytest.raises(RunError, match="has ended while it passed on a batch"):
         next(workers._watched(Iterator(), persistent=True))
+    os.close(death)

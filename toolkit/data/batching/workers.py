@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,7 +132,8 @@ def _watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
             except StopIteration:
                 return
             except (EOFError, ConnectionError, FileNotFoundError) as error:
-                if all(process.is_alive() for process in processes):
+                # A dying process closes its connections a moment before it is dead.
+                if not wait([process.sentinel for process in processes], timeout=1.0):
                     raise
                 raise _killed("A data loader worker has ended while it passed on a batch") from error
             except RuntimeError as error:
