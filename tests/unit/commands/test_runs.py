@@ -314,7 +314,7 @@ def test_a_run_of_somebody_else_executes_nothing_unless_it_is_trusted(folder, ca
     [
         ({"num_processes": 10**6}, "run.json: num_processes: received 1000000; this account has not started this run"),
         ({"num_processes": 0}, "run.json: num_processes: received 0, expected an integer above 0"),
-        ({"hardware": {"threads": 10**6}}, "run.json: hardware.threads: received 1000000; nobody"),
+        ({"hardware": {"threads": 10**6}}, "run.json: hardware.threads: received 1000000; this account"),
         ({"hardware": {"threads": "2 3"}}, "run.json: hardware.threads: received '2 3', expected an integer"),
     ],
 )
