@@ -1,4 +1,4 @@
-"""`toolkit serve` in this process: good and bad requests for every task, limits, failures, and what is refused."""
+"""`toolkit serve` in this process: good and bad requests for every task, limits, failures, and what is rejected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from toolkit.data.table import Table
 from toolkit.deploy.serving import worker
 from toolkit.deploy.serving.app import build
 from toolkit.deploy.serving.requests import Columns, Limits, Refusal, checked_table
-from toolkit.deploy.serving.server import bound, refused, serve
+from toolkit.deploy.serving.server import bound, rejection, serve
 from toolkit.deploy.serving.worker import Job, next_batch
 
 JSON = {"content-type": "application/json"}
@@ -355,7 +355,7 @@ def test_a_common_batch_keeps_to_the_budget_of_padded_tokens():
     ],
 )
 def test_pages_of_other_sites_are_kept_away(host, origin, local, reason):
-    found = refused(host, origin, local)
+    found = rejection(host, origin, local)
     assert (found is None) if reason is None else found.error.startswith(reason)
 
 
