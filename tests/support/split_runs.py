@@ -125,10 +125,10 @@ OF_OPTIMIZERS = ("uneven", "adafactor", "muon", "lars", "unfreeze", "cycled")
 ENGINES = ("loop", "trainer")
 COVER: dict[str, tuple[str, ...]] = {
     "ddp": ("reviews", "speech", "vit:trainer", *ALSO["ddp"]),
-    "zero1": ("reviews", "masked", "image:trainer", "translation:trainer", *OF_OPTIMIZERS, "gpt2", "few", "lora"),
+    "zero1": ("reviews", "masked", "image:trainer", "translation:trainer", *OF_OPTIMIZERS, "gpt2"),
     "zero2": ("reviews", "qa", "language_modeling:trainer"),
     "fsdp": (*CELLS["fsdp"], "reviews:trainer", "translation:trainer",
-             *(run for run in ALSO["fsdp"] if run not in ("cycled", "mixed"))),
+             *(run for run in ALSO["fsdp"] if run not in ("cycled", "mixed", "muon", "lars", "unfreeze"))),
     "hsdp": ("vit", "masked:trainer", "gpt2", "uneven", "adafactor"),
     "tensor": (*CELLS["tensor"], "reviews:trainer", *ALSO["tensor"]),
     "replicas-tensor": ("qa", "reviews:trainer", "uneven", "adafactor"),
