@@ -57,7 +57,6 @@ FURTHER: dict[str, tuple[str, ...]] = {
         "language_modeling",
         *SGD,
         *GPT2,
-        FEWER,
         "checkpoint.format=sharded",
         "checkpoint.load_best_model_at_end=true",
     ),
