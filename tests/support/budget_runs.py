@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from finishing import finish
-from runs import SGD, train
+from runs import SGD, few_rows, train
 
 from toolkit.data.batching.budget import Budget
 
@@ -26,7 +26,6 @@ SAME_RANK = ("train.per_device_train_batch_size=6", "train.gradient_accumulation
 """Windows of 12 rows where two processes share one data rank."""
 TASKS = {"reviews": 150, "qa": 300, "translation": 110, "language_modeling": 100}
 """Tasks and budgets with several micro-batches in a step."""
-FEWER = {"qa": "data.max_train_samples=13", "language_modeling": "data.max_train_samples=13"}
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "fsdp": (*TWO, "parallel.fsdp=2"),
     "zero1": (*TWO, "parallel.zero_stage=1"),
@@ -53,7 +52,7 @@ def uneven_rows(folder: Path) -> str:
 
 def settings_of(task: str) -> tuple[str, ...]:
     """Returns the settings of a task's run, apart from its split and budget."""
-    return (*RUN, FEWER[task]) if task in FEWER else RUN
+    return (*RUN, few_rows(task, 37))
 
 
 def main(output: Path) -> None:

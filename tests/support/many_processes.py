@@ -13,9 +13,7 @@ import layouts
 import local_sgd_runs
 import reference_schedules
 from finishing import finish
-from random_runs import FEWER as SEVERAL
-from random_runs import RANDOM
-from runs import SGD, train
+from runs import SGD, few_rows, train
 
 C1_SPLITS = {1: [(8, 1), (4, 2), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
 """By number of processes: batch sizes and accumulations, all with windows of 8 rows."""
@@ -28,8 +26,6 @@ C1_RUN = (
     "eval.eval_steps=null",
     "checkpoint.save_steps=null",
 )
-FEWER = "data.max_train_samples=7"
-"""Of tasks with several features per row."""
 C2_SPLIT = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=2")
 """The split on two processes that both engines train with."""
 C4_RUN = ("train.max_steps=1", "data.max_train_samples=24", "train.gradient_accumulation_steps=1",
@@ -58,12 +54,12 @@ def train_tasks(output: Path, world: int, tasks: Iterable[str]) -> None:
     """Trains the runs of some tasks for this number of processes."""
     for task in tasks:
         further = task in FURTHER
-        fewer = (FEWER,) if RANDOM.get(task, ())[-1:] == (SEVERAL,) else ()
+        rows = few_rows(task, 21)
         for batch, accumulation in (FURTHER_SPLITS if further else C1_SPLITS)[world]:
             split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
-            train(task, output / f"c1-{task}-{world}x{batch}x{accumulation}", *C1_RUN, *fewer, *split, double=True)
+            train(task, output / f"c1-{task}-{world}x{batch}x{accumulation}", *C1_RUN, rows, *split, double=True)
         if world == 2 and not further:
-            train(task, output / f"trainer-{task}-2", *C1_RUN, *fewer, *C2_SPLIT, "engine=trainer", double=True)
+            train(task, output / f"trainer-{task}-2", *C1_RUN, rows, *C2_SPLIT, "engine=trainer", double=True)
         for size in C4_BATCHES if world == 1 and not further else C4_BATCHES[1:2]:
             # One step with the same window for any number of processes, then the evaluation to compare.
             split = (f"train.per_device_train_batch_size={12 // world}", f"eval.per_device_eval_batch_size={size}")

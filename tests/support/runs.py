@@ -39,6 +39,15 @@ SIZES = {
 }
 """Overrides instead of `TINY` for models whose configurations have other fields."""
 
+SEVERAL = ("qa", "language_modeling", "language_modeling/smoke_masked")
+"""Configurations whose rows give three or four features each."""
+
+
+def few_rows(config: str, count: int) -> str:
+    """Returns the setting that limits a configuration to training rows that give about this number of features."""
+    return f"data.max_train_samples={-(-count // 3) if config in SEVERAL else count}"
+
+
 SGD = ("train.optim=sgd", "train.learning_rate=0.5", "train.lr_scheduler_type=constant", "train.warmup_steps=0")
 
 

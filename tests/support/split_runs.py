@@ -12,7 +12,7 @@ from unittest.mock import patch
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from finishing import finish
-from runs import SGD, SMALL, train
+from runs import SGD, SMALL, few_rows, train
 
 from toolkit.models.build import make_trainable
 
@@ -24,8 +24,6 @@ RUN = (
 """37 rows in windows of 12, the last of which is short; gradients are clipped; the evaluation is uneven."""
 ROWS = 12
 ACCUMULATION = 3
-FEWER = dict.fromkeys(("qa", "language_modeling", "language_modeling/smoke_masked"), ("data.max_train_samples=12",))
-"""Of recipes with several features per row, windows as many as of the others."""
 ADAMW = ("train.optim=adamw_torch", "train.learning_rate=0.001")
 
 GPT2 = ("model.from_config={model_type: gpt2, vocab_size: 400, n_embd: 32, n_layer: 2, n_head: 2, n_positions: 64, "
@@ -128,10 +126,10 @@ COVER: dict[str, tuple[str, ...]] = {
     "zero2": ("reviews", "qa", "language_modeling:trainer"),
     "fsdp": (*CELLS["fsdp"], "reviews:trainer", "translation:trainer",
              *(run for run in ALSO["fsdp"] if run not in ("cycled", "mixed", "muon", "lars", "unfreeze"))),
-    "hsdp": ("vit", "masked:trainer", "gpt2", "uneven", "adafactor"),
+    "hsdp": ("adafactor", "masked:trainer"),
     "tensor": (*CELLS["tensor"], "reviews:trainer", *ALSO["tensor"]),
-    "replicas-tensor": ("qa", "reviews:trainer", "uneven", "adafactor"),
-    "fsdp-tensor": ("translation", "language_modeling:trainer", "gpt2", "uneven", "adafactor"),
+    "replicas-tensor": ("uneven", "reviews:trainer"),
+    "fsdp-tensor": ("gpt2", "translation:trainer"),
     "pipeline": ("reviews", "vit", "qa:trainer"),
     "replicas-pipeline": ("masked", "reviews:trainer"),
     "tensor-pipeline": ("language_modeling", "vit:trainer"),
@@ -175,7 +173,7 @@ def main(output: Path, *names: str) -> None:
             return make_trainable(model, *arguments)
 
         with patch("toolkit.run.make_trainable", noting):
-            train(recipe, folder, *RUN, *FEWER.get(recipe, ()), *split, *settings, *parallel, double=True, sizes=sizes)
+            train(recipe, folder, *RUN, few_rows(recipe, 37), *split, *settings, *parallel, double=True, sizes=sizes)
     place = "-of-".join(os.environ.get(name, "one") for name in ("RANK", "WORLD_SIZE"))
     (output / f"on_meta-{place}.json").write_text(json.dumps(on_meta))
 

@@ -205,7 +205,7 @@ def add_certify(parser: argparse.ArgumentParser) -> None:
 def run_certify(arguments: argparse.Namespace) -> None:
     """Runs the trainings of the certificates and writes the verdicts.
 
-    Raises ToolkitError: see `toolkit.lab.certify.certify`; SystemExit with exit code 1 if a guarantee does not hold.
+    Raises the errors of `toolkit.lab.certify.certify`, and SystemExit with exit code 1 if a guarantee does not hold.
     """
     request = options.request(arguments, "certificates")
     from toolkit.lab.certify import certify

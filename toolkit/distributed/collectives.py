@@ -49,7 +49,7 @@ def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) ->
 
 
 def on_every(accelerator: Accelerator, function: Callable[..., T], *args: Any) -> T:
-    """Runs a function on every process; the error of the first that had one is raised on all, so that none waits."""
+    """Runs a function that needs no other process on each; the first error is raised on all, so that none waits."""
     return Peers(accelerator.process_index, accelerator.num_processes).on_every(function, *args)
 
 
