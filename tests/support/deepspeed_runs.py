@@ -13,7 +13,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from finishing import finish
-from runs import SGD, train
+from runs import SGD, few_rows, train
 from split_runs import ACCUMULATION, ADAMW, ROWS, RUN, RUNS
 
 SAVED_STEP = 2
@@ -58,7 +58,8 @@ def main(output: Path, *names: str) -> None:
             settings.append(f"checkpoint.resume={folder_of(output, saved)}/checkpoints/step-{SAVED_STEP}")
         sharded = strategy == "stage3" and not saved
         settings.append(f"checkpoint.format={'sharded' if sharded else 'full'}")
-        train(recipe, folder_of(output, name), *RUN, *settings, "checkpoint.save_total_limit=null")
+        settings.append("checkpoint.save_total_limit=null")
+        train(recipe, folder_of(output, name), *RUN, few_rows(recipe, 37), *settings)
 
 
 if __name__ == "__main__":
