@@ -14,11 +14,11 @@ FAULT_TESTS := --numprocesses auto --maxprocesses 4 --dist worksteal -m faults t
 BENCHMARKS := $(sort $(filter-out benchmarks/bench_gpu.py, $(wildcard benchmarks/bench_*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smoke test test-slow test-deepspeed test-real test-faults soak quality \
+.PHONY: help setup demo smoke test test-slow test-benchmarks test-deepspeed test-real test-faults soak quality \
     bench wheel worked-example docs
 
 # Nothing below may need a network once setup is done.
-demo smoke test test-slow test-deepspeed test-real test-faults soak docs: export HF_HUB_OFFLINE := 1
+demo smoke test test-slow test-benchmarks test-deepspeed test-real test-faults soak docs: export HF_HUB_OFFLINE := 1
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ test: setup ## run the tests, without slow ones, and those of several processes,
 
 test-slow: setup ## run the slow tests and those of several processes
 	$(BIN)/python -m pytest $(WORKERS) --dist loadgroup -m "(slow or distributed) and not real"
+
+test-benchmarks: setup ## run the quick form of every benchmark, after a change of benchmarks/
+	$(BIN)/python -m pytest $(WORKERS) --dist worksteal -m benchmarks tests/benchmarks
 
 test-deepspeed: $(DEEPSPEED) ## run the tests of DeepSpeed, which has an environment of its own
 	.venv-deepspeed/bin/python -m pytest -m "not real" $(wildcard tests/*/test_deepspeed.py tests/unit/*/test_deepspeed.py)

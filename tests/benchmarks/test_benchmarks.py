@@ -59,7 +59,7 @@ def test_preprocessing_makes_the_same_features_as_the_example(model, tmp_path, m
         assert {**example, "seconds": own["seconds"]} == own
 
 
-@pytest.mark.slow
+@pytest.mark.benchmarks
 @pytest.mark.parametrize("name", WITH_QUICK_FORM)
 def test_the_quick_form_writes_a_result(name, tmp_path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick", "--results", str(tmp_path)]

@@ -35,14 +35,14 @@ def test_verdicts_name_the_files_that_differ_and_the_runs_that_failed(tmp_path) 
     assert verdict("qa/loop/resumed", tmp_path) == f"differs: {', '.join(after)}"
 
 
-@pytest.mark.slow
+@pytest.mark.benchmarks
 def test_a_checkout_equals_itself() -> None:
     found = compare(ROOT, "reviews/loop")
     assert found.returncode == 0, found.stdout + found.stderr
     assert "3 of 3 are equal" in found.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.benchmarks
 def test_a_learning_rate_that_is_a_little_larger_is_found(tmp_path) -> None:
     other = copy_repository(tmp_path / "other")
     config = other / "recipes" / "configs" / "reviews" / "smoke.yaml"

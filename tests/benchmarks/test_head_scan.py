@@ -35,7 +35,7 @@ def test_the_page_has_a_line_for_each_case() -> None:
     assert max(map(len, table())) <= 100
 
 
-@pytest.mark.slow
+@pytest.mark.benchmarks
 @pytest.mark.xdist_group("head_scan")  # one scan for all
 @pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning")  # WavLM's attention
 class TestScan:
