@@ -145,7 +145,7 @@ class WindowTrainer(Trainer):
         return self.run.strategy.clip(self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
-        """Returns the norm before clipping, and stops the run before a non-finite update."""
+        """Returns the norm before clipping, and checks the update."""
         with phase("clip"):
             self.grad_norm = self.run.strategy.clip(0.0) if grad_norm is None else float(grad_norm)
         self.session.check_update(self.grad_norm)
