@@ -7,7 +7,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,16 @@ def real_data() -> Path:
         if all((folder / name).is_dir() for name in CATALOG):
             return folder
     pytest.skip("no public datasets: `toolkit data get` has not made all of them in data/")
+
+
+@pytest.fixture
+def forked_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks the processes of a tool's trials from one that has imported the libraries, 1 s instead of 8 each."""
+    from launching import fork_trials
+
+    from toolkit.lab.jobs import jobs
+
+    monkeypatch.setattr(jobs, "run_processes", partial(fork_trials, jobs.run_processes))
 
 
 @pytest.fixture

@@ -2,11 +2,12 @@
 
 It reads one JSON request per line and answers with one line:
 
-    {"start": {"argv": [...], "env": {...}, "log": file, "hooks": [[name, arguments], ...]}} -> process id
+    {"start": {"argv": [...], "env": {...}, "whole": whether `env` replaces that of the server, "folder": working
+               directory or null, "log": file, "hooks": [[name, arguments], ...]}} -> process id
     {"wait": process id, "seconds": s} -> exit status (negative for a signal), null if it still runs
     {"import": file} -> number of modules that were imported
 
-`argv` is the command line of a recipe or, beginning with `toolkit`, of that command.
+`argv` is the command line of a recipe or, beginning with `toolkit` or `python`, of that command.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -27,9 +30,11 @@ from typing import IO, Any
 
 import accelerate  # noqa: F401
 import datasets  # noqa: F401
+import sklearn.metrics  # noqa: F401
 import torch  # noqa: F401
-import transformers  # noqa: F401
+from transformers import Trainer  # noqa: F401
 
+import toolkit.run  # noqa: F401
 from toolkit.recipe import load_task_type
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,8 +64,11 @@ def start(job: dict[str, Any]) -> int:
     try:
         prepare(job)
         run(job["argv"])
+        code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -76,7 +84,12 @@ def prepare(job: dict[str, Any]) -> None:
     os.closerange(3, 64)  # what the server has open, the requests of which belong to it alone
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT"):
         signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+    if job["whole"]:
+        os.environ.clear()
     os.environ.update(job["env"])
+    tempfile.tempdir = None  # that of these variables
+    if job["folder"] is not None:
+        os.chdir(job["folder"])
     sys.argv = list(job["argv"])
     if job["hooks"]:
         import fault_hooks
@@ -86,8 +99,10 @@ def prepare(job: dict[str, Any]) -> None:
 
 
 def run(argv: list[str]) -> None:
-    """Runs the command line of a recipe, or that of the toolkit."""
-    if argv[0] == "toolkit":
+    """Runs the command line of a recipe, of the toolkit or of Python."""
+    if argv[0] == "python":
+        run_python(argv[1:])
+    elif argv[0] == "toolkit":
         from toolkit.commands.cli import main
 
         main(argv[1:])
@@ -95,6 +110,20 @@ def run(argv: list[str]) -> None:
         from toolkit.main import main as recipe_main
 
         recipe_main(load_task_type(argv[0]), argv[1:])
+
+
+def run_python(words: list[str]) -> None:
+    """Runs a script, a module (`-m`) or a text (`-c`) with its arguments."""
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<text>", "exec"), {"__name__": "__main__"})
+    elif words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path.insert(0, str(Path(words[0]).parent))
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def leave(code: int) -> None:

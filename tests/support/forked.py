@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,11 +112,16 @@ class Started:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def wait(self, seconds: float = LIMIT_SECONDS) -> Ended:
-        """Waits for the end; the other ranks are killed with one that is killed, as a lost machine would do."""
-        deadline, hung = time.monotonic() + seconds, False
+    def wait(self, seconds: float = LIMIT_SECONDS, grace: float = math.inf) -> Ended:
+        """Waits for the end; the other ranks are killed with one that is killed, as a lost machine would do.
+
+        They are also killed `grace` seconds after one has failed.
+        """
+        deadline, hung, end = time.monotonic() + seconds, False, math.inf
         while not self.poll(0.02):
-            if any(-code in DEADLY for code in self._codes.values()):
+            if any(self._codes.values()):
+                end = min(end, time.monotonic() + grace)
+            if any(-code in DEADLY for code in self._codes.values()) or time.monotonic() > end:
                 self.kill()
             elif time.monotonic() > deadline:
                 hung = True
@@ -130,17 +136,20 @@ class ForkServer:
     Args:
         folder: for its log and caches.
         library: a library to load before all others, or None.
+        own_caches: whether its caches are in the folder; otherwise they are those of this process.
     """
 
-    def __init__(self, folder: Path, library: Path | None) -> None:
-        self.folder, self.library, self._number = folder, library, 0
+    def __init__(self, folder: Path, library: Path | None = None, own_caches: bool = True) -> None:
+        self.folder, self.library, self.own_caches, self._number = folder, library, own_caches, 0
 
     def __enter__(self) -> Self:
         read, self._theirs = os.pipe()
         answers, write = os.pipe()
         home = self.folder / "home"
-        env = {**os.environ, "HF_HOME": str(home), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"}
-        env |= {"XDG_STATE_HOME": str(home / "state"), "MPLCONFIGDIR": str(home / "matplotlib")}
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"}
+        if self.own_caches:
+            env |= {"HF_HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
+            env |= {"MPLCONFIGDIR": str(home / "matplotlib")}
         if self.library is not None:
             env["LD_PRELOAD"] = str(self.library)
         command = [sys.executable, str(Path(__file__).with_name("fork_server.py")), str(read), str(write)]
@@ -171,16 +180,20 @@ class ForkServer:
         processes: int = 1,
         hooks: Sequence[Hook] = (),
         rank_hooks: dict[int, Sequence[Hook]] | None = None,
-        env: dict[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        whole: bool = False,
+        folder: Path | None = None,
     ) -> Started:
-        """Starts a command line: a recipe's file and its arguments, or `toolkit` and its arguments.
+        """Starts a command line: a recipe's file and its arguments, or `toolkit` or `python` and its arguments.
 
         Args:
             argv: the command line.
             processes: number of ranks; one is started without a launcher.
             hooks: names of `fault_hooks.HOOKS`, and their arguments.
             rank_hooks: further hooks of single ranks.
-            env: environment variables to add.
+            env: environment variables to add to those of the server, or to replace them if `whole`.
+            whole: see `env`.
+            folder: working directory; None for the repository's root.
         """
         self._number += 1
         log = self.folder / f"run-{self._number}.log"
@@ -190,7 +203,8 @@ class ForkServer:
         for rank in range(processes):
             own = [*hooks, *(rank_hooks or {}).get(rank, ())]
             variables = rank_variables(rank, processes, port) if processes > 1 else {}
-            job = {"argv": [str(word) for word in argv], "env": variables | (env or {}), "log": str(log), "hooks": own}
+            job = {"argv": [str(word) for word in argv], "env": dict(env or {}) | variables, "log": str(log)}
+            job |= {"hooks": own, "whole": whole, "folder": folder and str(folder)}
             pids.append(self.ask({"start": job}))
         return Started(self, pids, log)
 

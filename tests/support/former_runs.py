@@ -1,7 +1,7 @@
 """Runs whose checkpoints an earlier commit wrote into tests/data/checkpoints, and the rest of these runs.
 
 `PYTHONPATH=<checkout of the commit> python former_runs.py save NAME NAME` trains there until step `SAVED_STEP` and
-stops, with `forked_ranks.py 2` for two processes. Of its files, the checkpoint and `metrics.jsonl` are kept.
+stops, with `launching.fork` for two processes. Of its files, the checkpoint and `metrics.jsonl` are kept.
 """
 
 from __future__ import annotations

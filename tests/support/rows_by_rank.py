@@ -1,4 +1,4 @@
-"""Runs whose data files differ by rank: `forked_ranks.py 2 rows_by_rank.py OUTPUT_DIR` writes what each rank raised."""
+"""Runs whose data files differ by rank: `rows_by_rank.py OUTPUT_DIR` on 2 processes writes what each rank raised."""
 
 from __future__ import annotations
 

@@ -29,6 +29,8 @@ from toolkit.lab.plan.report import parse_bytes, show_flops
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.tasks.tokens import labelled_positions
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
 ADAM = Footprint(
     parameters=4000, buffers=0, gradients=4000, optimizer_state=8000, copies=0, weight_copies=0, activations=900,

@@ -20,6 +20,8 @@ from toolkit.report import facts
 from toolkit.report.facts import MODEL, digests, sealed
 from toolkit.system.environment import Checkout
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=8", "eval.eval_steps=null")
 
 

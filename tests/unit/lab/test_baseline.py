@@ -20,6 +20,8 @@ from toolkit.metrics.rouge import rouge_scores
 from toolkit.metrics.translation import translation_scores
 from toolkit.tasks.baselines import LINEAR, first_sentences, usual_sentences
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 DATA = ROOT / "recipes/data"
 
 

@@ -16,6 +16,8 @@ from toolkit.lab.batch_find import Search, Size, Tried, best_of, sizes_of
 from toolkit.lab.jobs.jobs import Launch, Outcome
 from toolkit.recipe import load_settings, load_task_type
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 TASKS = ("translation", "language_modeling")
 """Those whose rows have targets of their own, and whose rows are cut anew; a third is on two processes."""
 RECIPE = ROOT / "recipes" / "reviews.py"

@@ -33,6 +33,8 @@ from toolkit.recipe import load_settings, load_task_type
 from toolkit.report.runs import folder_of
 from toolkit.report.sections import state_of
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 SMOKES = sorted((ROOT / "recipes/configs").glob("*/smoke*.yaml"))
 STEPS = 4
 

@@ -11,6 +11,8 @@ from toolkit.commands.cli import main
 from toolkit.lab import collectives
 from toolkit.lab.collectives import OPERATIONS, SIZES, factor
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 
 def found(latency: float, rate: float, processes: int = 4) -> collectives.Collectives:
     """Returns what is found where each process sends `rate` bytes per second."""

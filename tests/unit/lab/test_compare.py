@@ -38,6 +38,8 @@ from toolkit.lab.jobs.strategies import BATCH, techniques, window_settings
 from toolkit.metrics.score import Score
 from toolkit.recipe import load_settings, load_task_type
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 ACCURACY = Score("eval_accuracy")
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
 

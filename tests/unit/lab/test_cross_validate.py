@@ -18,6 +18,8 @@ from scipy import stats
 from toolkit.commands.cli import main
 from toolkit.lab.cross_validate import CrossValidation, interval
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 DATA = ROOT / "recipes/data/reviews"
 FILES = (f"data.train_file={DATA / 'train.csv'}", f"data.validation_file={DATA / 'validation.csv'}")
 FEW = (*TINY, "train.max_steps=2", *FILES, "data.max_eval_samples=null")

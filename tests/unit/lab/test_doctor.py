@@ -23,6 +23,8 @@ from toolkit.lab.doctor.label_errors import Predicted
 from toolkit.lab.doctor.report import TITLES, Diagnosis
 from toolkit.recipe import load_settings, load_task_type
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 WORDS = [
     f"{a}{b}{c}" for a in ("ba", "de", "ki", "lo", "mu") for b in ("ra", "se", "ti", "vo") for c in ("n", "lk", "st")
 ]

@@ -15,6 +15,8 @@ from toolkit.lab.jobs.training import STEPS_ONLY
 from toolkit.lab.lr_find import Reading, RunningMean, read, smooth
 from toolkit.recipe import load_settings, load_task_type
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 RATES = np.geomspace(1e-5, 10, 120)
 TASKS = ("reviews", "qa", "translation", "language_modeling", "summarization", "token_classification")
 

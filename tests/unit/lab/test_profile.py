@@ -19,6 +19,8 @@ from toolkit.lab.profile.report import NOTHING, Profile, advice_of, profile_of
 from toolkit.lab.profile.trace import read_events
 from toolkit.recipe import load_settings, load_task_type
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 SLEEP = 0.03
 MICRO_BATCHES = 8
 SLOW = f"""

@@ -14,6 +14,8 @@ from toolkit.commands.plan import processes
 from toolkit.lab.jobs import jobs
 from toolkit.lab.scale import amdahl, fitted_serial, gustafson, scaled
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 TASKS = ("reviews", "reviews/smoke_image", "reviews/smoke_audio", "qa", "translation", "summarization",
          "token_classification", "language_modeling")  # fmt: skip
 
