@@ -112,20 +112,22 @@ CELLS = {
 ALSO = {
     "fsdp": [run for run in FURTHER if run not in ("segments", "compressed")],
     "zero1": [run for run in FURTHER if run not in ("schedule_free", "segments", "compressed")],
-    "ddp": ["segments", "compressed", "mixed"],
+    "ddp": ["segments", "compressed", "mixed", "masked_clips", "chat", "audio"],
     "tensor": ["gpt2", "uneven", "adafactor", "recompute", "ema", "fused", "few"],
     **{mesh: ["gpt2", "uneven", "adafactor"] for mesh in ("hsdp", "fsdp-tensor", "replicas-tensor")},
 }
 """Further runs of strategies, with the loop."""
 OF_OPTIMIZERS = ("uneven", "adafactor", "muon", "lars", "unfreeze", "cycled")
 """Further runs whose optimizer has something of its own to share out."""
+ELSEWHERE = ("cycled", "mixed", "muon", "lars", "unfreeze", "chat", "adadelta", "masked_clips", "audio")
+"""Further runs that FSDP trains only in the whole table: another strategy, or a run much like it, is in `COVER`."""
 ENGINES = ("loop", "trainer")
 COVER: dict[str, tuple[str, ...]] = {
     "ddp": ("reviews", "speech", "vit:trainer", *ALSO["ddp"]),
-    "zero1": ("reviews", "masked", "image:trainer", "translation:trainer", *OF_OPTIMIZERS, "gpt2"),
+    "zero1": ("reviews", "masked", "image:trainer", "translation:trainer", *OF_OPTIMIZERS, "adadelta", "gpt2"),
     "zero2": ("reviews", "qa", "language_modeling:trainer"),
     "fsdp": (*CELLS["fsdp"], "reviews:trainer", "translation:trainer",
-             *(run for run in ALSO["fsdp"] if run not in ("cycled", "mixed", "muon", "lars", "unfreeze"))),
+             *(run for run in ALSO["fsdp"] if run not in ELSEWHERE)),
     "hsdp": ("adafactor", "masked:trainer"),
     "tensor": (*CELLS["tensor"], "reviews:trainer", *ALSO["tensor"]),
     "replicas-tensor": ("uneven", "reviews:trainer"),
