@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -69,21 +70,18 @@ def fork(args: Sequence[str | Path], num_processes: int, timeout: float = 600) -
 
 
 def fork_trials(
-    run_processes: Callable[..., int],
-    program: Sequence[str],
-    processes: int = 1,
-    launcher: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    *,
-    log: Path | None = None,
-    folder: Path | None = None,
-    timeout: float | None = None,
+    run_processes: Callable[..., int], program: Sequence[str], processes: int = 1, *launch: Any, **settings: Any
 ) -> int:
     """Runs the trials of a tool on the fork server, in place of `run_processes` of `toolkit.lab.jobs.jobs`."""
     from toolkit.lab.jobs.jobs import EXIT_TIMEOUT, inherited_environment
 
+    how = signature(run_processes).bind(program, processes, *launch, **settings)
+    how.apply_defaults()
+    launcher, environ, log, folder, timeout = (
+        how.arguments[name] for name in ("launcher", "environ", "log", "folder", "timeout")
+    )
     if launcher is not None:
-        return run_processes(program, processes, launcher, environ, log=log, folder=folder, timeout=timeout)
+        return run_processes(*how.args, **how.kwargs)
     env = inherited_environment() | dict(environ or {})
     started = fork_server().start(
         ["python", *program], processes=processes, env=env, whole=True, folder=folder or Path.cwd()
