@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launching import ROOT, run
+from launching import ROOT
 from packages import copy_repository
 
 SCRIPT = ROOT / "benchmarks" / "scripts" / "compare_weights.py"
 
 
 def compare(other: Path, *only: str):
-    return run([sys.executable, str(SCRIPT), str(other), "--only", *only], check=False)
+    command = [sys.executable, SCRIPT, other, "--only", *only]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_verdicts_name_the_files_that_differ_and_the_runs_that_failed(tmp_path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import failing_rank
 import psutil
 import pytest
-from launching import fork, launch
+from launching import Process, fork, launch
 from runs import ROOT, train
 from stopping import DROPOUT, LONG, command, start, wait_for_step
 
@@ -78,7 +77,7 @@ def test_a_rank_killed_in_a_sharded_save_leaves_the_checkpoint_before(tmp_path, 
     assert not list(checkpoints.glob(".tmp-*"))
 
 
-def workers(launcher: subprocess.Popen) -> list[psutil.Process]:
+def workers(launcher: Process) -> list[psutil.Process]:
     return psutil.Process(launcher.pid).children(recursive=True)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import failing_rank
 import pytest
-from launching import launch
+from launching import Process, begin, launch
 from runs import ROOT, TINY
 from stopping import LONG, wait_for_step
 
@@ -44,14 +44,12 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 ENDED = re.compile(r"Stopped by (Ctrl-C|SIGTERM|SIGUSR1) at step (\d+) of \d+\. Resume with:")
 
 
-def start(log: Path, *words: str) -> subprocess.Popen:
+def start(log: Path, *words: str) -> Process:
     """Starts Python in the log's folder, from where names of recipes and paths to shipped files work."""
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    with log.open("wb") as file:
-        return subprocess.Popen([sys.executable, *words], cwd=log.parent, stdout=file, stderr=file, env=environ)
+    return begin([sys.executable, *words], log, folder=log.parent)
 
 
-def with_fault(log: Path, fault: str, *settings: str) -> subprocess.Popen:
+def with_fault(log: Path, fault: str, *settings: str) -> Process:
     """Starts two ranks of a run, one of which fails, by the toolkit's launcher."""
     recipe = ["--config", "recipes/configs/reviews/smoke.yaml", *RUN[3:], *settings]
     ranks = [sys.executable, failing_rank.__file__, fault, "1", *recipe]
@@ -59,7 +57,7 @@ def with_fault(log: Path, fault: str, *settings: str) -> subprocess.Popen:
     return start(log, "-c", code)
 
 
-def wait_until(process: subprocess.Popen, condition: Callable[[], bool]) -> None:
+def wait_until(process: Process | subprocess.Popen, condition: Callable[[], bool]) -> None:
     while not condition():
         assert process.poll() is None
         time.sleep(0.05)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,8 +13,8 @@ from pathlib import Path
 import failing_rank
 import psutil
 import pytest
-from launching import launch_command
-from runs import ROOT, TINY
+from launching import Process, begin, launch_command
+from runs import TINY
 from stopping import DROPOUT, LONG, command, start, wait_for_step
 
 from toolkit.base.processes import EXIT_STALLED
@@ -44,13 +43,10 @@ def run_with(fault: str, rank: int, output_dir: Path, *settings: str, launcher: 
     """Returns the exit code and the output of a run on two processes, of which one has a fault."""
     script = [str(failing_rank.__file__), fault, str(rank), *arguments(output_dir, HEARTBEAT, *settings)]
     log = output_dir.with_name("log")
-    with log.open("wb") as file:
-        process = subprocess.Popen(launchers(script)[launcher], cwd=ROOT, stdout=file, stderr=file)
-        code = gone(process, 300)
-    return code, log.read_text()
+    return gone(begin(launchers(script)[launcher], log), 300), log.read_text()
 
 
-def gone(process: subprocess.Popen, seconds: float) -> int:
+def gone(process: Process, seconds: float) -> int:
     """Waits until a launcher and every process that it started have ended; returns its exit code."""
     family, until = dict[int, psutil.Process](), time.monotonic() + seconds
     while process.poll() is None:
@@ -156,8 +152,7 @@ def test_ranks_that_are_all_stopped_go_on_when_they_are_continued(tmp_path):
     run, log = tmp_path / "run", tmp_path / "log"
     train = [sys.executable, "-m", "toolkit", "train", "reviews", "--config", "smoke", "--processes", "2"]
     settings = [*TINY, *DROPOUT, *LONG, HEARTBEAT, "train.max_steps=30", f"output_dir={run}"]
-    with log.open("wb") as file:
-        process = subprocess.Popen([*train, *settings], cwd=ROOT, stdout=file, stderr=file)
+    process = begin([*train, *settings], log)
     wait_for_step(process, run, 5, log)
     ranks = psutil.Process(process.pid).children()
     for number, seconds in ((signal.SIGSTOP, 2 * TIMEOUT), (signal.SIGCONT, 0)):

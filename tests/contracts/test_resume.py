@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from launching import kill_tree
+from launching import kill_tree, run
 from random_runs import ALL, FURTHER, RANDOM
-from runs import ROOT, assert_same_weights, lines, predictions, train, weights
+from runs import assert_same_weights, lines, predictions, train, weights
 from safetensors.torch import load_file
 from stopping import DROPOUT, LONG, StoppedError, command, start, stopper, wait_for_step
 
@@ -253,11 +252,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_a_run_without_checkpoints_that_was_killed_while_it_wrote_its_model_starts_again(tmp_path, moment):
     settings = ("checkpoint.save_steps=null", "train.max_steps=4")
     python, *script = command(tmp_path / "killed", *settings)
-    killed = subprocess.run([python, "-c", KILLED, moment, *script], cwd=ROOT, capture_output=True, text=True)
+    killed = run([python, "-c", KILLED, moment, *script], check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (tmp_path / "killed" / "model").exists() == (moment == "after")
-    for run, resume in (("killed", "auto"), ("whole", "none")):
-        train("reviews", tmp_path / run, *DROPOUT, *settings, f"checkpoint.resume={resume}")
+    for name, resume in (("killed", "auto"), ("whole", "none")):
+        train("reviews", tmp_path / name, *DROPOUT, *settings, f"checkpoint.resume={resume}")
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
     assert predictions(tmp_path / "whole") == predictions(tmp_path / "killed")
     assert {path.name for path in (tmp_path / "killed").iterdir()} == {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import slow_generation
-from launching import launch_command
+from launching import Process, begin, launch_command
 from runs import ROOT, SIZES, assert_same_weights, lines, predictions
 
 from toolkit.checkpoint.manifest import verify
@@ -36,11 +35,10 @@ def start(
         command = launch_command(words, processes)
     elif processes > 1:
         command = [sys.executable, "-m", "toolkit.system.launcher", str(processes), *command]
-    with log.open("ab") as file:
-        return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+    return begin(command, log)
 
 
-def wait_for(file: Path, process: subprocess.Popen, log: Path) -> None:
+def wait_for(file: Path, process: Process, log: Path) -> None:
     until = time.monotonic() + 200
     while not file.exists():
         assert process.poll() is None, log.read_text()

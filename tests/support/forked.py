@@ -130,6 +130,28 @@ class Started:
         return Ended(codes, self.output(), hung, time.monotonic() - self.began)
 
 
+class Forked:
+    """A process of the server, with what `subprocess.Popen` has."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.pid, self.returncode = pid, None
+        self._server = server
+
+    def poll(self, seconds: float = 0.0) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._server.ask({"wait": self.pid, "seconds": seconds})
+        return self.returncode
+
+    def wait(self, timeout: float = LIMIT_SECONDS) -> int:
+        if self.poll(timeout) is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
 class ForkServer:
     """Context manager of a server.
 
@@ -183,6 +205,8 @@ class ForkServer:
         env: Mapping[str, str] | None = None,
         whole: bool = False,
         folder: Path | None = None,
+        log: Path | None = None,
+        errors: Path | None = None,
     ) -> Started:
         """Starts a command line: a recipe's file and its arguments, or `toolkit` or `python` and its arguments.
 
@@ -194,17 +218,25 @@ class ForkServer:
             env: environment variables to add to those of the server, or to replace them if `whole`.
             whole: see `env`.
             folder: working directory; None for the repository's root.
+            log: file to append the output to; None for a new one.
+            errors: file for what is printed to stderr; None for that of the output.
         """
         self._number += 1
-        log = self.folder / f"run-{self._number}.log"
+        log = log or self.folder / f"run-{self._number}.log"
         log.touch()
         port = free_port() if processes > 1 else 0
         pids = []
         for rank in range(processes):
             own = [*hooks, *(rank_hooks or {}).get(rank, ())]
             variables = rank_variables(rank, processes, port) if processes > 1 else {}
-            job = {"argv": [str(word) for word in argv], "env": dict(env or {}) | variables, "log": str(log)}
-            job |= {"hooks": own, "whole": whole, "folder": folder and str(folder)}
+            job = {"argv": [str(word) for word in argv], "env": dict(env or {}) | variables}
+            job |= {
+                "log": str(log),
+                "errors": str(errors or log),
+                "hooks": own,
+                "whole": whole,
+                "folder": folder and str(folder),
+            }
             pids.append(self.ask({"start": job}))
         return Started(self, pids, log)
 

@@ -15,9 +15,12 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import psutil
-from forked import ForkServer
+from forked import Forked, ForkServer
+from forking import read_once
 
 ROOT = Path(__file__).resolve().parents[2]
+
+Process = Forked | subprocess.Popen
 
 
 def launch_command(args: Sequence[str | Path], num_processes: int = 1) -> list[str]:
@@ -45,8 +48,8 @@ def launch(args: Sequence[str | Path], num_processes: int = 1, **settings: Any) 
     return run(launch_command(args, num_processes), **settings)
 
 
-TEMPORARY = tempfile.gettempdir()
-"""Before a test changes it."""
+TEMPORARY, SERVER = tempfile.gettempdir(), dict(os.environ)
+"""Folder of temporary files and variables, before a test changes them."""
 GRACE_SECONDS = 10.0
 """How long forked ranks may take to end after one has failed."""
 
@@ -59,6 +62,30 @@ def fork_server() -> ForkServer:
     server.__enter__()
     atexit.register(lambda: (server.__exit__(), folder.cleanup()))
     return server
+
+
+def begin(
+    command: Sequence[str],
+    log: Path,
+    *,
+    errors: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    folder: Path = ROOT,
+) -> Process:
+    """Starts a command of Python, a launcher, too, as a fork; its output is appended to a file.
+
+    Only where it has other variables of those that libraries read while they are imported is it started in earnest.
+    """
+    environ = {**os.environ, **(env or {})}
+    python, *words = map(str, command)
+    assert python == sys.executable, command
+    if read_once(environ) == read_once(SERVER):
+        started = fork_server().start(
+            ["python", *words], env=environ, whole=True, folder=folder, log=log, errors=errors
+        )
+        return Forked(started.server, *started.pids)
+    with log.open("ab") as out, (errors or log).open("ab") as err:
+        return subprocess.Popen(command, stdout=out, stderr=err, env=environ, cwd=folder)
 
 
 def fork(args: Sequence[str | Path], num_processes: int, timeout: float = 600) -> None:
@@ -97,7 +124,7 @@ def fork_trials(
 def run(
     command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 600, check: bool = True
 ) -> CompletedProcess[str]:
-    """Runs a command in the repository's root.
+    """Runs a command of Python in the repository's root; see `begin`.
 
     Args:
         command: the command and its arguments.
@@ -109,8 +136,9 @@ def run(
         AssertionError: after a timeout or a failure, with the complete output.
     """
     # Files instead of pipes: a worker that outlives its launcher would keep a pipe open.
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, **(env or {})}, cwd=ROOT)
+    with tempfile.TemporaryDirectory(dir=TEMPORARY) as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        process = begin(command, out, errors=err, env=env)
         try:
             process.wait(timeout)
             ended = True
@@ -118,11 +146,9 @@ def run(
             ended = False
             kill_tree(process.pid)
             process.wait()
-        out.seek(0)
-        err.seek(0)
-        result = CompletedProcess(command, process.returncode, out.read(), err.read())
+        result = CompletedProcess(command, process.returncode, out.read_text(), err.read_text())
     how = f"exit code {result.returncode}" if ended else f"killed after {timeout} s"
-    report = f"{how}: {' '.join(command)}\n--- stdout\n{result.stdout}\n--- stderr\n{result.stderr}"
+    report = f"{how}: {' '.join(map(str, command))}\n--- stdout\n{result.stdout}\n--- stderr\n{result.stderr}"
     assert ended, report
     assert not check or result.returncode == 0, report
     return result

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import launch_command
+from launching import Process, begin, launch_command
 from runs import ROOT, TINY, train
 
 from toolkit.engine.evaluation import Evaluator
@@ -73,14 +71,11 @@ def train_in_legs(
             train("reviews", output_dir, *settings, f"engine={engine}", "checkpoint.resume=auto")
 
 
-def start(output_dir: Path, log: Path, *overrides: str, processes: int = 0) -> subprocess.Popen:
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            command(output_dir, *overrides, processes=processes), cwd=ROOT, stdout=file, stderr=file, env=os.environ
-        )
+def start(output_dir: Path, log: Path, *overrides: str, processes: int = 0) -> Process:
+    return begin(command(output_dir, *overrides, processes=processes), log)
 
 
-def wait_for_step(process: subprocess.Popen, output_dir: Path, step: int, log: Path) -> None:
+def wait_for_step(process: Process, output_dir: Path, step: int, log: Path) -> None:
     metrics = output_dir / "metrics.jsonl"
     deadline = time.monotonic() + 300
     while not (metrics.exists() and metrics.read_bytes().count(b'"loss"') >= step):
