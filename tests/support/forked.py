@@ -151,6 +151,9 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
 
 class ForkServer:
     """Context manager of a server.

@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ from typing import Any
 import audio_files
 import image_files
 from commands import run_command
-from runs import ROOT, train
+from launching import begin
+from runs import train
 
 import toolkit
 
@@ -175,9 +175,8 @@ class Server:
 
     def __init__(self, folder: Path, *arguments: object) -> None:
         self._log = folder / "server.log"
-        with self._log.open("w") as output:
-            command = [sys.executable, "-m", "toolkit", *map(str, arguments), "--port", "0"]
-            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+        self._log.unlink(missing_ok=True)
+        self.process = begin([sys.executable, "-m", "toolkit", *map(str, arguments), "--port", "0"], self._log)
 
     def __enter__(self) -> Server:
         while "Ctrl-C" not in self.log:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from launching import begin, run
 from runs import ROOT, TINY
 
 from toolkit.base.run_folder import RunFolder
@@ -138,12 +138,13 @@ def test_a_child_is_its_parent_to_the_bit_and_then_explores(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_search_that_is_killed_and_started_again_does_only_the_rest(tmp_path):
+def test_a_search_that_is_killed_and_started_again_does_only_the_rest(tmp_path, tmp_path_factory):
     space, out = tmp_path / "space.yaml", tmp_path / "out"
     space.write_text("train.learning_rate: [0.001, 0.01]\n")
     command = [sys.executable, "-m", "toolkit", "search", str(RECIPE), "--config", str(CONFIG), "--space", str(space),
                "--method", "grid", "--output-dir", str(out), *FEW]  # fmt: skip
-    began = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    log = tmp_path_factory.mktemp("log") / "log"
+    began = begin(command, log)
     second = RunFolder(out / "trials/0001/run")
     end = time.monotonic() + 600
     while not list(second.checkpoints.glob("step-*")) and began.poll() is None and time.monotonic() < end:
@@ -152,7 +153,7 @@ def test_a_search_that_is_killed_and_started_again_does_only_the_rest(tmp_path):
     began.wait()
     assert (out / "trials/0000/result.json").exists()
     kept = (out / "trials/0000/result.json").read_bytes()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    run(command)
     assert (out / "trials/0000/result.json").read_bytes() == kept
     found = json.loads((out / "search.json").read_text())
     assert [row["state"] for row in found["trials"]] == ["finished", "finished"]
