@@ -221,13 +221,13 @@ def test_a_stop_signal_waits_for_the_checkpoint_in_flight_and_saves(engine, tmp_
 
 def test_the_old_checkpoint_is_removed_after_the_new_one_is_complete(tmp_path, monkeypatch):
     seen: list[list[str]] = []
-    finish = writing._finish
+    finish = writing.finish_checkpoint
 
     def noted(folder, *given):
         seen.append(sorted(path.name for path in folder.parent.iterdir()))
         finish(folder, *given)
 
-    monkeypatch.setattr(writing, "_finish", noted)
+    monkeypatch.setattr(writing, "finish_checkpoint", noted)
     train("reviews", tmp_path / "run", *FEW, "checkpoint.save_total_limit=1", ASYNC)
     assert seen == [[".tmp-step-2"], *([f".tmp-step-{n}", f"step-{n - 2}"] for n in (4, 6, 8))]
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-8"]
@@ -250,8 +250,8 @@ def test_auto_follows_the_free_memory(free, chosen, tmp_path, monkeypatch, capsy
 def test_a_copy_has_the_size_that_was_estimated(tmp_path, monkeypatch):
     estimates: list[int] = []
     sizes: list[int] = []
-    estimate, begin = auto._own_bytes, planning.Snapshot.begin
-    monkeypatch.setattr(auto, "_own_bytes", lambda run: (estimates.append(estimate(run)[0]), estimate(run))[1])
+    estimate, begin = auto.own_bytes, planning.Snapshot.begin
+    monkeypatch.setattr(auto, "own_bytes", lambda run: (estimates.append(estimate(run)[0]), estimate(run))[1])
 
     def measured(self, plans):
         found = begin(self, plans)

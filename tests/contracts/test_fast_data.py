@@ -154,7 +154,7 @@ def test_an_archive_is_one_inode_and_opened_once_in_training(tmp_path):
 
 def test_a_full_stage_is_said_in_a_sentence_before_training(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("toolkit.data.staging.available_memory", lambda: 10_000)
-    monkeypatch.setattr("toolkit.data.staging._is_memory", lambda folder: True)
+    monkeypatch.setattr("toolkit.data.staging.is_memory", lambda folder: True)
     with pytest.raises(DataError) as full:
         train("reviews", tmp_path / "run", *TEXT, f"data.stage_to={tmp_path / 'stage'}")
     assert str(full.value) == (

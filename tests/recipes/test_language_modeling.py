@@ -101,7 +101,7 @@ def test_another_version_of_a_library_makes_the_tokens_again(package, monkeypatc
     rows = Dataset.from_dict({"text": ["rain"], "_number": [1]})
     task_type = load_task_type(ROOT / "recipes" / f"{TASK}.py")
     task = task_type(SimpleNamespace(task=task_type.Options()))
-    key = lambda: tokenising._cache_key(rows, task, new_tokenizer(), True)  # noqa: E731
+    key = lambda: tokenising.cache_key(rows, task, new_tokenizer(), True)  # noqa: E731
     before, versions = key(), tokenising.versions()
     assert key() == before
     monkeypatch.setattr(tokenising, "versions", lambda: versions | {package: "0.0.1"})

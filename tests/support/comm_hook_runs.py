@@ -34,7 +34,7 @@ def power_sgd_is_its_formula() -> float:
     layer = nn.Linear(24, 16).double()
     hook, model = PowerSGD(layer, rank=3, size=2), DistributedDataParallel(layer)
     hook.register(model)
-    first = PowerSGD(layer, rank=3, size=2)._query("weight", layer.weight.detach())
+    first = PowerSGD(layer, rank=3, size=2).query("weight", layer.weight.detach())
     query = errors = None
     worst = 0.0
     for step in range(3):

@@ -104,7 +104,7 @@ def stop() -> None:
 
 def stop_in_evaluation() -> None:
     """Stops the process when it has predicted its part of the validation rows."""
-    gather = evaluation._gather
+    gather = evaluation.gather
 
     def stopped(*arguments: Any) -> Any:
         (output_dir,) = [word.partition("=")[2] for word in sys.argv if word.startswith("output_dir=")]
@@ -112,7 +112,7 @@ def stop_in_evaluation() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         return gather(*arguments)
 
-    evaluation._gather = stopped
+    evaluation.gather = stopped
 
 
 def sleep() -> None:
@@ -180,7 +180,7 @@ def _before_gradient(fault: Callable[[], object]) -> None:
 
 def slow_work() -> None:
     """Makes what one process does for all take longer than the time limit of collectives."""
-    for module, name in ((tokenising, "tokenise"), (writing, "_finish"), (run, "write_results")):
+    for module, name in ((tokenising, "tokenise"), (writing, "finish_checkpoint"), (run, "write_results")):
         setattr(module, name, _delayed(getattr(module, name)))
 
 

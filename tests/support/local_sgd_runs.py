@@ -71,7 +71,7 @@ def main(output: Path) -> None:
 @contextmanager
 def checked_averages(file: Path) -> Iterator[None]:
     """Asserts after each average that all ranks have the same weights, and writes the steps of the averages."""
-    average, steps = LocalSGD._average, []
+    average, steps = LocalSGD.average, []
 
     def checked(self: LocalSGD) -> None:
         average(self)
@@ -81,7 +81,7 @@ def checked_averages(file: Path) -> Iterator[None]:
         assert all(torch.equal(own, other) for other in others)
         steps.append(self.replica.state.step)
 
-    with patch.object(LocalSGD, "_average", checked):
+    with patch.object(LocalSGD, "average", checked):
         yield
     file.write_text(json.dumps(steps))
 

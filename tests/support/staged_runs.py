@@ -18,8 +18,8 @@ from toolkit.data import staging
 def main(output: Path) -> None:
     """Copies files on the first of both processes, twice, and writes what each has and did as `seen-<rank>.json`."""
     accelerator, made = Accelerator(cpu=True), list[str]()
-    copy = staging._copy
-    staging._copy = lambda folder, source: made.append(source.name) or copy(folder, source)  # type: ignore[func-returns-value]
+    copy = staging.copy_data
+    staging.copy_data = lambda folder, source: made.append(source.name) or copy(folder, source)  # type: ignore[func-returns-value]
     while not accelerator.is_main_process and not (output / "seen-0.json").exists():
         time.sleep(0.05)  # the first process, which waits for nobody, has copied both
     found = []

@@ -243,10 +243,10 @@ def commit(peers: Peers, new: NewCheckpoint) -> None:
         opened = store.new_checkpoint(new.root, new.step, written, new.size)
         folder = peers.on_first(transaction.enter_context, opened)
         written |= write_groups(peers, folder, new.plans, new.sharded)
-        peers.on_first(_finish, folder, new, transaction)
+        peers.on_first(finish_checkpoint, folder, new, transaction)
 
 
-def _finish(folder: Path, new: NewCheckpoint, transaction: ExitStack) -> None:
+def finish_checkpoint(folder: Path, new: NewCheckpoint, transaction: ExitStack) -> None:
     """Writes what the main process alone knows, ends the transaction, and removes surplus checkpoints."""
     with transaction:
         for name, content in new.files.items():

@@ -136,7 +136,7 @@ def room_problem(folder: Path, missing: Sequence[SourceFiles], removable: int = 
     place = next(each for each in (folder, *folder.parents) if each.is_dir())
     space = os.statvfs(place)
     free = space.f_bavail * space.f_frsize
-    if _is_memory(place.resolve()):
+    if is_memory(place.resolve()):
         free = min(free, available_memory())
     advice = "free some, name another folder, or remove data.stage_to."
     if needed > free + removable:
@@ -146,7 +146,7 @@ def room_problem(folder: Path, missing: Sequence[SourceFiles], removable: int = 
     return None
 
 
-def _is_memory(folder: Path) -> bool:
+def is_memory(folder: Path) -> bool:
     """Whether a folder's files are in memory, of which this process may use less than the file system has."""
     import psutil
 
@@ -196,7 +196,7 @@ def stage_files(data: DataConfig, task: Task) -> Stage:
         held = Stage(folder, {each.name: each.key for each in sources})
         make_room(folder, list(missing.values()))
         for each in missing.values():
-            _copy(folder, each)
+            copy_data(folder, each)
     return held
 
 
@@ -310,7 +310,7 @@ def _is_intact(entry: Path, line: dict[str, Any], data: DataConfig) -> bool:
     return data.fingerprint == "stat" or file_sha256(copy) == line["sha256"]
 
 
-def _copy(folder: Path, source: SourceFiles) -> None:
+def copy_data(folder: Path, source: SourceFiles) -> None:
     """Makes the entry of a source."""
     say(f"copying {source.name} to {folder} ({len(source.files):,} files, {source.num_bytes:,} bytes)")
     with (

@@ -103,7 +103,7 @@ def tokenise(
         return features | places | {NUMBER_IN_FILE: [columns[NUMBER][owner] for owner in owners]}
 
     in_memory = not rows.cache_files  # rows that were given in memory are not cached, and need no key
-    fingerprint = rows._fingerprint if in_memory else _cache_key(rows, task, processor, labelled)
+    fingerprint = rows._fingerprint if in_memory else cache_key(rows, task, processor, labelled)
 
     def make(folder: Path | None) -> datasets.Dataset:
         if folder is not None:
@@ -121,7 +121,8 @@ def tokenise(
     return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
 
 
-def _cache_key(rows: datasets.Dataset, task: Task, processor: Processor, labelled: bool) -> str:
+def cache_key(rows: datasets.Dataset, task: Task, processor: Processor, labelled: bool) -> str:
+    """Returns a hash of all that the features of these rows follow from."""
     key = [rows._fingerprint, len(rows), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
            task.state, labelled, code_fingerprint(task), [versions().get(each) for each in TOKENISERS]]  # fmt: skip
     return sha256(json.dumps(key, sort_keys=True))[:32]

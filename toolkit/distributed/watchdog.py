@@ -91,9 +91,9 @@ class Beats:
         address = (_own_address(), self._socket.getsockname()[1])
         own = Peer(rank, socket.gethostname(), machine_id(), os.getpid(), stacks, address, secrets.token_hex(8))
         self.peers = {peer.rank: peer for peer in objects_of_all(own)}
-        self._rank, self._token = rank, self.peers[0].token
+        self._rank, self.token = rank, self.peers[0].token
         alone = len({peer.machine for peer in self.peers.values()}) == 1 and self._socket.family == socket.AF_INET
-        self._addresses = {
+        self.addresses = {
             peer.rank: (LOOPBACK, peer.address[1]) if alone else peer.address
             for peer in self.peers.values()
             if peer.rank != rank
@@ -101,8 +101,8 @@ class Beats:
 
     def send(self, beat: Beat) -> None:
         """Sends a beat to all other ranks; what cannot be sent is lost."""
-        text = json.dumps([self._token, asdict(beat)]).encode()
-        for address in self._addresses.values():
+        text = json.dumps([self.token, asdict(beat)]).encode()
+        for address in self.addresses.values():
             with suppress(OSError):
                 self._socket.sendto(text, address)
 
@@ -118,7 +118,7 @@ class Beats:
                     return
                 beat = self._read(text)
                 if beat is not None:
-                    self._addresses[beat.rank] = address  # the way back, where a name means another address elsewhere
+                    self.addresses[beat.rank] = address  # the way back, where a name means another address elsewhere
                     yield beat
 
     def _read(self, text: bytes) -> Beat | None:
@@ -128,7 +128,7 @@ class Beats:
             beat = Beat(**values)
         except (ValueError, TypeError):
             return None
-        if token != self._token or beat.rank not in self._addresses:
+        if token != self.token or beat.rank not in self.addresses:
             return None
         return Beat(**{**values, "stalled": {int(rank): why for rank, why in beat.stalled.items()}})
 
@@ -314,7 +314,7 @@ def heartbeat(accelerator: Accelerator, timeout: float, output_dir: Path) -> Ite
         with watched_workers(timeout):
             yield
         return
-    watch = _Watch(accelerator.process_index, timeout, RunFolder(output_dir).stacks)
+    watch = Watch(accelerator.process_index, timeout, RunFolder(output_dir).stacks)
     watch.start()
     left = False
     try:
@@ -329,7 +329,7 @@ def heartbeat(accelerator: Accelerator, timeout: float, output_dir: Path) -> Ite
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What this rank knows of a rank."""
 
     neighbour: Neighbour | None  # its process, if it runs on this machine
@@ -342,25 +342,25 @@ class _Seen:
 
 
 @dataclass
-class _Watch:
+class Watch:
     """The thread of a rank that sends beats, receives those of others, and judges all ranks in the same way."""
 
     rank: int
     timeout: float
     folder: Path
-    ranks: dict[int, _Seen] = field(default_factory=dict)
+    ranks: dict[int, Seen] = field(default_factory=dict)
 
     def start(self) -> None:
         """Meets the other ranks and starts the thread."""
         self._stack_file = StackFile()
-        self._beats = Beats(self.rank, self._stack_file.descriptor)
-        machine = self._beats.peers[self.rank].machine
-        for peer in self._beats.peers.values():
+        self.beats = Beats(self.rank, self._stack_file.descriptor)
+        machine = self.beats.peers[self.rank].machine
+        for peer in self.beats.peers.values():
             local = peer.machine == machine and peer.rank != self.rank
-            self.ranks[peer.rank] = _Seen(Neighbour(peer.pid) if local else None, Beat(peer.rank))
-        self._main, self._warned = threading.get_ident(), False
-        self._activity, self._ended = Activity(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+            self.ranks[peer.rank] = Seen(Neighbour(peer.pid) if local else None, Beat(peer.rank))
+        self._main, self.warned = threading.get_ident(), False
+        self._activity, self.ended = Activity(), threading.Event()
+        self._thread = threading.Thread(target=self.run, name="heartbeat", daemon=True)
         self._thread.start()
         heartbeat_has_begun()
 
@@ -374,24 +374,25 @@ class _Watch:
 
     def close(self, left: bool) -> None:
         """Ends the thread; `left` says whether this rank has done its work, so that its silence is no failure."""
-        self._ended.set()
-        self._beats.wake()
+        self.ended.set()
+        self.beats.wake()
         self._thread.join()
         if left:
             self._leave()
-        self._beats.close()
+        self.beats.close()
         self._stack_file.close()
 
     def _leave(self) -> None:
         for _ in range(TIMES_SENT):
-            self._beats.send(Beat(self.rank, left=True))
+            self.beats.send(Beat(self.rank, left=True))
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Sends and receives beats until the thread is told to end."""
         pause, last = pause_between(self.timeout), time.monotonic()
-        while not self._ended.is_set():
+        while not self.ended.is_set():
             with suppress(*SHORTAGE):  # the rank continues, or will end with a message of its own
-                for beat in self._beats.received(pause):
-                    self._hear(beat)
+                for beat in self.beats.received(pause):
+                    self.hear(beat)
                 now = time.monotonic()
                 # Time counts only while this process runs: if all are stopped and continued, none was silent.
                 elapsed, last = min(now - last, 2 * pause), now
@@ -405,13 +406,14 @@ class _Watch:
         waits, stop = waits_for_others(self._main), active_stop()
         received, idle = stop.received if stop else 0, self._activity.tick(elapsed)
         own = Beat(self.rank, idle, waits, has_task_for_all(), counts=collectives_entered(), stop=received)
-        self._beats.send(own)
+        self.beats.send(own)
         end_stopped_workers(self._activity, 0.75 * self.timeout)  # before the other ranks give this one up
         self.ranks[self.rank].beat = own
-        if stalled := self._judge(elapsed):
+        if stalled := self.judge(elapsed):
             self._end({rank: f"{why}, for {self.timeout:g} s" for rank, why in stalled.items()})
 
-    def _hear(self, beat: Beat) -> None:
+    def hear(self, beat: Beat) -> None:
+        """Notes the state of a rank, and does what its beat asks for: stop, or end the run."""
         seen = self.ranks[beat.rank]
         if not seen.beat.left:
             seen.beat, seen.heard, seen.silent = beat, True, 0.0
@@ -420,7 +422,7 @@ class _Watch:
         if beat.stalled:
             self._end(beat.stalled)
 
-    def _judge(self, elapsed: float) -> dict[int, str]:
+    def judge(self, elapsed: float) -> dict[int, str]:
         """Returns the ranks because of which the run must end, and why."""
         present = self._present()
         for rank, seen in present.items():
@@ -431,10 +433,10 @@ class _Watch:
         found = {rank: why for rank, seen in present.items() if (why := self._reason(seen, present))}
         return found or self._common_wait(present)
 
-    def _present(self) -> dict[int, _Seen]:
+    def _present(self) -> dict[int, Seen]:
         return {rank: seen for rank, seen in self.ranks.items() if not seen.beat.left}
 
-    def _look_at(self, seen: _Seen, elapsed: float) -> None:
+    def _look_at(self, seen: Seen, elapsed: float) -> None:
         """Asks the system about a process of this machine that is silent."""
         if seen.neighbour is None or seen.silent < min(1.0, self.timeout / 4):
             seen.condition, seen.unmoved = "", 0.0
@@ -442,7 +444,7 @@ class _Watch:
         seen.condition = seen.neighbour.tick(elapsed)
         seen.unmoved = 0.0 if seen.condition == "computes" else seen.unmoved + elapsed
 
-    def _reason(self, seen: _Seen, present: Mapping[int, _Seen]) -> str | None:
+    def _reason(self, seen: Seen, present: Mapping[int, Seen]) -> str | None:
         """Returns why a rank must be given up, or None."""
         limit, beat = self.timeout, seen.beat
         if seen.silent >= limit:
@@ -458,7 +460,7 @@ class _Watch:
             return LATE
         return None
 
-    def _common_wait(self, present: Mapping[int, _Seen]) -> dict[int, str]:
+    def _common_wait(self, present: Mapping[int, Seen]) -> dict[int, str]:
         """Returns the ranks to blame if all have been idle for too long: those that wait for no other, or all."""
         beats = [seen.beat for seen in present.values()]
         if any(beat.busy_for_all or beat.idle < self.timeout for beat in beats):
@@ -471,18 +473,18 @@ class _Watch:
             for beat in blamed
         }
 
-    def _has_living_neighbour(self, rank: int, present: Mapping[int, _Seen]) -> bool:
+    def _has_living_neighbour(self, rank: int, present: Mapping[int, Seen]) -> bool:
         """Whether another rank on the machine of a silent one still answers, which then judges it better."""
-        machine = self._beats.peers[rank].machine
+        machine = self.beats.peers[rank].machine
         return any(
-            seen.silent < self.timeout and self._beats.peers[other].machine == machine
+            seen.silent < self.timeout and self.beats.peers[other].machine == machine
             for other, seen in present.items()
             if other != rank
         )
 
     def _warn_of_silence(self, rank: int) -> None:
-        if not self._warned:
-            self._warned = True
+        if not self.warned:
+            self.warned = True
             warn(
                 f"no heartbeat of rank {rank} arrives here (UDP between the machines is blocked?): "
                 "train.heartbeat_timeout cannot find ranks that stall there, only train.ddp_timeout can."
@@ -496,7 +498,7 @@ class _Watch:
             guard.start()
         with suppress(Exception):
             for _ in range(TIMES_SENT):
-                self._beats.send(Beat(self.rank, stalled=dict(stalled)))
+                self.beats.send(Beat(self.rank, stalled=dict(stalled)))
             write_own(self.folder, self.rank)
             for peer in self._own_charges(stalled):
                 fetch(self.folder, peer)
@@ -507,7 +509,7 @@ class _Watch:
 
     def _own_charges(self, stalled: Mapping[int, str]) -> list[Peer]:
         """Returns the stalled ranks of this machine if this rank is the first other one there."""
-        peers = self._beats.peers
+        peers = self.beats.peers
         here = [rank for rank, peer in peers.items() if peer.machine == peers[self.rank].machine]
         able = [rank for rank in here if rank not in stalled]
         return [peers[rank] for rank in here if rank in stalled] if able[:1] == [self.rank] else []
@@ -515,7 +517,7 @@ class _Watch:
     def _message(self, stalled: Mapping[int, str]) -> str:
         lines = []
         for rank, why in sorted(stalled.items()):
-            peer = self._beats.peers[rank]
+            peer = self.beats.peers[rank]
             lines.append(f"rank {rank} (process {peer.pid} on {peer.host}) {why}:")
         return "\n".join(
             [
@@ -535,7 +537,7 @@ _CONDITIONS = {
 }
 
 
-def _is_behind(beat: Beat, present: Mapping[int, _Seen]) -> bool:
+def _is_behind(beat: Beat, present: Mapping[int, Seen]) -> bool:
     """Whether another rank has entered a collective of a group which this rank has not entered."""
     return any(
         seen.beat.counts.get(group, 0) > count for seen in present.values() for group, count in beat.counts.items()

@@ -109,7 +109,7 @@ def predict(
                 beat()
     abandon_together(accelerator, is_stopping)
     loss_sum, num_items = data_sum(accelerator, predictor.mesh, loss_sum, num_items)
-    gathered = _gather(accelerator, parts if predictor.mesh.counts else [])
+    gathered = gather(accelerator, parts if predictor.mesh.counts else [])
     rows = scatter(gathered, len(data.features)) if accelerator.is_main_process else {}
     return rows, loss_sum, num_items
 
@@ -195,7 +195,8 @@ def evaluate(
     return Evaluation({"loss": loss, **metrics}, predictions, records)
 
 
-def _gather(accelerator: Accelerator, parts: list[Part]) -> list[Part]:
+def gather(accelerator: Accelerator, parts: list[Part]) -> list[Part]:
+    """Returns the parts of all processes."""
     if accelerator.num_processes == 1:
         return parts
     gathered: list[list[Part] | None] = [None] * accelerator.num_processes

@@ -58,7 +58,7 @@ def longest_steps(job: Mapping[str, Any]) -> dict[str, Any]:
         counted.append(len(run.data.train))
         return _with_longest_rows(run)
 
-    with _told_of_memory(), trained(job, watch, changed=changed) as (run, result):
+    with told_of_memory(), trained(job, watch, changed=changed) as (run, result):
         batch = looked_up(watch.largest[run.unpadded])
         footprint = simulate(Subject(run.cfg, run.task, run.model.config, batch, run.accelerator.device))
         ranks = [*zip(objects_of_all(asdict(result.memory)), objects_of_all(asdict(footprint)), strict=True)]
@@ -83,7 +83,7 @@ class _Timer(Callback):
 def timed_steps(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains the run's own steps, and returns the `seconds` of each and its `rows` over all processes."""
     timer = _Timer()
-    with _told_of_memory(), trained(job, timer) as (run, _):
+    with told_of_memory(), trained(job, timer) as (run, _):
         return {"seconds": timer.seconds, "rows": data_sum(run.accelerator, run.mesh, *timer.rows)}
 
 
@@ -97,7 +97,7 @@ def _with_longest_rows(run: Run) -> Run:
 
 
 @contextmanager
-def _told_of_memory() -> Iterator[None]:
+def told_of_memory() -> Iterator[None]:
     """Turns an error about memory into one that the command knows; the launch ends on all ranks with it."""
     try:
         yield

@@ -366,5 +366,4 @@ def keeps_all_windows() -> bool:
     tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.enable_truncation(1)
-    first = tokenizer.encode("a a a a")
-    return len(first.overflowing) == 3
+    return len(tokenizer.encode("a a a a").overflowing) == 3

@@ -44,7 +44,7 @@ def saves_in_background(run: Run) -> bool:
         return chosen
     if run.cfg.parallel.backend == "deepspeed" or run.cfg.trainer.callbacks:
         return False
-    copy, training = _own_bytes(run)
+    copy, training = own_bytes(run)
     needed: dict[str, float] = {}
     free: dict[str, int] = {}
     for node, own, there in objects_of_all((platform.node(), MARGIN * copy + training, available_memory())):
@@ -60,7 +60,7 @@ def saves_in_background(run: Run) -> bool:
     return not short
 
 
-def _own_bytes(run: Run) -> tuple[int, int]:
+def own_bytes(run: Run) -> tuple[int, int]:
     """Returns the CPU memory of this process's copy, and what training will allocate in addition to the model."""
     mesh, parameters = run.mesh, list(run.model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]

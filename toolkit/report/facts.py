@@ -78,8 +78,7 @@ def is_intact(facts: Mapping[str, Any]) -> bool:
 
 def _own_sha256(content: Mapping[str, Any]) -> str:
     as_read = json.loads(json.dumps(finite(content)))  # keys are strings
-    text = json.dumps(as_read, sort_keys=True, separators=(",", ":"))
-    return sha256(text)
+    return sha256(json.dumps(as_read, sort_keys=True, separators=(",", ":")))
 
 
 def damaged(folder: Path, facts: Mapping[str, Any], within: str = "") -> list[str]:

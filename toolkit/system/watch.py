@@ -301,14 +301,14 @@ class SystemWatch:
         self._began = 0.0
         self._ended, self._lock = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
-        self._file: IO[bytes] | None = None
+        self.file: IO[bytes] | None = None
         self._step: Callable[[], int] = int
         self._joules: dict[str, float] = {}
         self._before: dict[str, float] = {}
         self._waiting = bytearray()
         if interval is None:
             return
-        self._host = Host()
+        self.host = Host()
         self._last = self._counted = _Point(time.monotonic(), 0.0, 0.0)
         self._gpu = Gpu.of(device)
         self._rapl, self._estimate = Rapl.of(), Estimate(rank)
@@ -348,7 +348,7 @@ class SystemWatch:
             return
         self._step = step
         self._open(path)
-        self._guarded(self._sample)
+        self.guarded(self.sample)
         self._before = dict(self._joules)
         self._thread = threading.Thread(target=self._run, args=(self.interval,), name="system", daemon=True)
         self._thread.start()
@@ -356,14 +356,14 @@ class SystemWatch:
     def joules(self) -> dict[str, float]:
         """Returns the energy since `begin` by what was measured; processes of a machine share some of the names."""
         if self._thread is not None:
-            self._guarded(self._count)
+            self.guarded(self._count)
         return {name: value - self._before.get(name, 0.0) for name, value in self._joules.items()}
 
     def end(self) -> None:
         """Takes the last sample and makes sure that the file is on the disk."""
         if self._thread is None:
             return
-        self._guarded(self._count if time.monotonic() - self._last.time < LEAST_SECONDS else self._sample)
+        self.guarded(self._count if time.monotonic() - self._last.time < LEAST_SECONDS else self.sample)
         self.close(synced=True)
 
     def close(self, synced: bool = False) -> None:
@@ -376,7 +376,7 @@ class SystemWatch:
         if not self._lock.acquire(timeout=LIMIT_SECONDS):
             return
         self._write_waiting()
-        file, self._file = self._file, None
+        file, self.file = self.file, None
         self._lock.release()
         if file is None:
             return
@@ -389,12 +389,12 @@ class SystemWatch:
 
     def _run(self, interval: float) -> None:
         while not self._ended.wait(interval):
-            self._guarded(self._sample)
+            self.guarded(self.sample)
 
     def _open(self, path: Path) -> None:
         """Opens the file, without an incomplete line of a process that was killed."""
         try:
-            self._file = path.open("ab", buffering=0)
+            self.file = path.open("ab", buffering=0)
             size = path.stat().st_size
             with path.open("rb") as file:
                 file.seek(max(0, size - TAIL))
@@ -404,7 +404,7 @@ class SystemWatch:
         except OSError as error:
             self._stop_writing(path, error)
 
-    def _guarded(self, work: Callable[[], object]) -> None:
+    def guarded(self, work: Callable[[], object]) -> None:
         """Calls a function that reads, unless another reading does not return."""
         if not self._lock.acquire(timeout=LIMIT_SECONDS):
             return
@@ -415,7 +415,7 @@ class SystemWatch:
         finally:
             self._lock.release()
 
-    def _sample(self) -> None:
+    def sample(self) -> None:
         """Adds a line, and writes it if this process computes."""
         before, self._last = self._last, self._count()
         line: dict[str, float] = {
@@ -423,7 +423,7 @@ class SystemWatch:
             "seconds": self._last.time - self._began,
             "rank": self.rank,
             "step": self._step(),
-            **self._host.read(),
+            **self.host.read(),
         }
         if self._gpu is not None:
             line |= self._gpu.read()
@@ -435,8 +435,8 @@ class SystemWatch:
 
     def _count(self) -> _Point:
         """Adds the energy since the last call, and returns the sums."""
-        before, now, busy = self._counted, time.monotonic(), self._host.busy_seconds()
-        self._estimate.add(now - before.time, max(0.0, busy - before.busy), self._host.resident())
+        before, now, busy = self._counted, time.monotonic(), self.host.busy_seconds()
+        self._estimate.add(now - before.time, max(0.0, busy - before.busy), self.host.resident())
         self._joules = dict((self._rapl or self._estimate).joules())
         if self._gpu is not None:
             self._joules[self._gpu.name] = self._gpu.joules
@@ -450,15 +450,15 @@ class SystemWatch:
         (`toolkit.distributed.watchdog`).
         """
         lines, self._waiting = self._waiting, bytearray()
-        if self._file is None:
+        if self.file is None:
             return
         try:
-            self._file.write(lines)
+            self.file.write(lines)
         except OSError as error:
-            self._stop_writing(Path(self._file.name), error)
+            self._stop_writing(Path(self.file.name), error)
 
     def _stop_writing(self, path: Path, error: OSError) -> None:
-        file, self._file = self._file, None
+        file, self.file = self.file, None
         if file is not None:
             file.close()
         warn(f"no more samples are written to {path}: {why(error, path)}")

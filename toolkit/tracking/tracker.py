@@ -242,10 +242,11 @@ class Tracker:
     def log(self, line: Mapping[str, Any]) -> None:
         """Writes one line, unless there is already one with the same `step` and names. Every process calls it."""
         if kind_of_line(line) not in self._written:  # which only the main process knows of a resumed run
-            self._write(line)
+            self.write_line(line)
         self._wait_for_trackers()
 
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def write_line(self, line: Mapping[str, Any]) -> None:
+        """Writes a line to `metrics.jsonl`."""
         self._written.add(kind_of_line(line))
         if self.file is not None:
             text = json.dumps(_json_value(line)) + "\n"

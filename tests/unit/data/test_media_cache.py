@@ -26,7 +26,7 @@ ARRAYS = [
 
 
 def file() -> int:
-    return cache._new_file()[0]
+    return cache.new_file()[0]
 
 
 def same(one, other) -> bool:
@@ -86,7 +86,7 @@ def test_the_limit_is_kept():
     for number in range(10):
         arrays.put(number, np.full(1000, number, np.uint8))
     assert [number for number in range(10) if arrays.get(number) is not None] == [0, 1]
-    assert os.fstat(arrays._file).st_size <= 3000
+    assert os.fstat(arrays.file).st_size <= 3000
 
 
 @pytest.mark.parametrize("name", ["pwrite", "pread", "preadv"])
@@ -114,12 +114,12 @@ def test_half_a_write_is_not_read(monkeypatch):
 def test_no_flipped_bit_is_read():
     arrays = MediaCache(file(), 1, 2**20)
     arrays.put(0, ARRAYS[0])
-    content = os.pread(arrays._file, 4096, 0)
+    content = os.pread(arrays.file, 4096, 0)
     for place in range(8, len(content)):
         for bit in range(8):
-            os.pwrite(arrays._file, bytes([content[place] ^ 1 << bit]), place)
+            os.pwrite(arrays.file, bytes([content[place] ^ 1 << bit]), place)
             assert arrays.get(0) is None, (place, bit)
-        os.pwrite(arrays._file, content[place : place + 1], place)
+        os.pwrite(arrays.file, content[place : place + 1], place)
 
 
 def test_a_copy_for_a_process_that_is_no_fork_keeps_nothing():

@@ -164,5 +164,5 @@ def test_a_worker_that_is_killed_while_it_passes_on_a_batch_is_named():
             raise EOFError  # as multiprocessing does when the other side has gone
 
     with pytest.raises(RunError, match="has ended while it passed on a batch"):
-        next(workers._watched(Iterator(), persistent=True))
+        next(workers.watched(Iterator(), persistent=True))
     os.close(death)

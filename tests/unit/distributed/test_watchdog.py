@@ -15,7 +15,7 @@ import pytest
 from toolkit.config.train import TrainConfig
 from toolkit.distributed.collectives import collective_seconds
 from toolkit.distributed.stop import StopSignal
-from toolkit.distributed.watchdog import LATE, SLOW, Beat, Beats, Peer, _Seen, _Watch
+from toolkit.distributed.watchdog import LATE, SLOW, Beat, Beats, Peer, Seen, Watch
 from toolkit.system.activity import Neighbour
 
 TIMEOUT = 10.0
@@ -31,29 +31,29 @@ class Process(Neighbour):
         return self.state
 
 
-def watch(*machines: str) -> _Watch:
+def watch(*machines: str) -> Watch:
     """Returns the watch of rank 0, with one rank on each machine; none has been idle or silent so far."""
-    made = _Watch(0, TIMEOUT, Path("unused"))
-    made._warned = False
-    made._beats = Beats.__new__(Beats)
-    made._beats.peers = {
+    made = Watch(0, TIMEOUT, Path("unused"))
+    made.warned = False
+    made.beats = Beats.__new__(Beats)
+    made.beats.peers = {
         rank: Peer(rank, machine, machine, rank, None, ("", 0), "") for rank, machine in enumerate(machines)
     }
-    made.ranks = {rank: _Seen(None, Beat(rank, counts={"0": 5}), heard=True) for rank in range(len(machines))}
+    made.ranks = {rank: Seen(None, Beat(rank, counts={"0": 5}), heard=True) for rank in range(len(machines))}
     return made
 
 
-def judged(made: _Watch, seconds: float = 1.5 * TIMEOUT, beats: tuple[int, ...] = ()) -> dict[int, str]:
+def judged(made: Watch, seconds: float = 1.5 * TIMEOUT, beats: tuple[int, ...] = ()) -> dict[int, str]:
     """Returns the verdict after some seconds, during which some ranks send beats."""
     found: dict[int, str] = {}
     for _ in range(int(seconds)):
         for rank in beats:
             made.ranks[rank].silent = 0.0
-        found = found or made._judge(1.0)
+        found = found or made.judge(1.0)
     return found
 
 
-def say(made: _Watch, rank: int, **what: object) -> None:
+def say(made: Watch, rank: int, **what: object) -> None:
     made.ranks[rank].beat = replace(made.ranks[rank].beat, **what)
 
 
@@ -138,7 +138,7 @@ def test_a_rank_that_was_never_heard_is_not_blamed_for_a_collective(monkeypatch)
     made = watch("a", "b")
     monkeypatch.setattr(made, "_end", pytest.fail)
     say(made, 0, waits=True)
-    made.ranks[1] = _Seen(None, Beat(1))
+    made.ranks[1] = Seen(None, Beat(1))
     made.expire()
 
 
@@ -150,39 +150,39 @@ def test_collectives_wait_for_longer_than_the_heartbeat() -> None:
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "Too many open files"), psutil.AccessDenied(1)])
 def test_a_shortage_of_the_system_does_not_end_the_heartbeat(error, monkeypatch) -> None:
     made, rounds = watch("a", "a"), list[float]()
-    made._ended = threading.Event()
-    monkeypatch.setattr(made._beats, "received", lambda pause: iter(()), raising=False)
+    made.ended = threading.Event()
+    monkeypatch.setattr(made.beats, "received", lambda pause: iter(()), raising=False)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
 
     def beat(elapsed: float) -> None:
         rounds.append(elapsed)
         if len(rounds) == 3:
-            made._ended.set()
+            made.ended.set()
         raise error
 
     monkeypatch.setattr(made, "_beat", beat)
-    made._run()
+    made.run()
     assert len(rounds) == 3
 
 
 def test_a_stop_signal_of_another_rank_arrives() -> None:
     made = watch("a", "b")
     with StopSignal(2) as stop:
-        made._hear(Beat(1, stop=15))
+        made.hear(Beat(1, stop=15))
         assert stop.received == 15
-    made._hear(Beat(1, stop=15))  # no training any more
+    made.hear(Beat(1, stop=15))  # no training any more
 
 
 def test_datagrams_of_others_are_ignored() -> None:
     beats = Beats(0, None)
-    beats._addresses[1] = ("127.0.0.1", 9)
+    beats.addresses[1] = ("127.0.0.1", 9)
     port = beats._socket.getsockname()[1]
     good = {"rank": 1, "stalled": {"0": "why"}}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        for content in (b"\xff", b"[1]", b"{}", b'["x", {"rank": 1}]', json.dumps([beats._token, {"rank": 7}]).encode(),
-                        json.dumps([beats._token, {"other": 1}]).encode(),
-                        json.dumps([beats._token, good]).encode()):  # fmt: skip
+        for content in (b"\xff", b"[1]", b"{}", b'["x", {"rank": 1}]', json.dumps([beats.token, {"rank": 7}]).encode(),
+                        json.dumps([beats.token, {"other": 1}]).encode(),
+                        json.dumps([beats.token, good]).encode()):  # fmt: skip
             other.sendto(content, ("127.0.0.1", port))
         assert [(beat.rank, beat.stalled) for beat in beats.received(0.5)] == [(1, {0: "why"})]
-        assert beats._addresses[1] == other.getsockname() or other.getsockname()[0] == "0.0.0.0"
+        assert beats.addresses[1] == other.getsockname() or other.getsockname()[0] == "0.0.0.0"
     beats.close()

@@ -21,7 +21,7 @@ WORK = {
     "toolkit.distributed.strategies.replicas.clip": 1e3,
     "accelerate.optimizer.AcceleratedOptimizer.step": 1e4,
     "toolkit.engine.callbacks.averages.AveragedWeights.after_update": 1e4,
-    "toolkit.tracking.tracker.Tracker._write": 1e5,
+    "toolkit.tracking.tracker.Tracker.write_line": 1e5,
     "toolkit.engine.checkpointing.commit": 1e6,
     "toolkit.engine.training.seed_all": 1e7,
 }

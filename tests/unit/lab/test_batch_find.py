@@ -192,9 +192,9 @@ def test_settings_that_a_size_may_not_have_are_told(monkeypatch):
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory. Tried"), MemoryError("no")])
 def test_errors_about_memory_are_told_apart(error):
-    with pytest.raises(RunError, match=f"^{batch_find.OUT_OF_MEMORY}"), batch_find._told_of_memory():
+    with pytest.raises(RunError, match=f"^{batch_find.OUT_OF_MEMORY}"), batch_find.told_of_memory():
         raise error
-    with pytest.raises(RuntimeError, match="shapes"), batch_find._told_of_memory():
+    with pytest.raises(RuntimeError, match="shapes"), batch_find.told_of_memory():
         raise RuntimeError("shapes do not match")
 
 

@@ -346,10 +346,10 @@ def test_halving_ends_trials_that_are_behind(make):
         watcher.milestones = Milestones(90, 10, 10, 10, 1)
         ended = len(values)
         for number, value in enumerate(values, start=1):
-            if watcher._is_hopeless(10 * number, value):
+            if watcher.is_hopeless(10 * number, value):
                 ended = number
                 break
-            assert watcher._is_hopeless(10 * number, value) is False  # a resumed trial reports a step again
+            assert watcher.is_hopeless(10 * number, value) is False  # a resumed trial reports a step again
         book.tell(trial, {"state": "finished" if ended == 9 else "pruned", "value": values[ended - 1]})
         return ended
 

@@ -230,7 +230,7 @@ def test_a_process_that_does_not_compute_does_not_write(tmp_path, monkeypatch):
         written = file.read_bytes()
         monkeypatch.setattr(watch, "LEAST_SHARE", 1e9)
         for _ in range(3):
-            system._guarded(system._sample)
+            system.guarded(system.sample)
         assert file.read_bytes() == written
     assert len(lines(file)) == 4
 
@@ -240,7 +240,7 @@ def test_a_reading_that_does_not_return_is_given_up(tmp_path, monkeypatch):
     released = threading.Event()
     with SystemWatch(0.01) as system:
         system.begin(tmp_path / "system.jsonl", int)
-        monkeypatch.setattr(system._host, "read", lambda: released.wait(60) and {})
+        monkeypatch.setattr(system.host, "read", lambda: released.wait(60) and {})
         time.sleep(0.1)
         before = system.joules()
         system.end()
@@ -249,8 +249,8 @@ def test_a_reading_that_does_not_return_is_given_up(tmp_path, monkeypatch):
     for thread in threading.enumerate():
         if thread.name == "system":
             thread.join(60)
-    assert system._file is not None
-    system._file.close()
+    assert system.file is not None
+    system.file.close()
 
 
 def test_without_an_interval_only_time_is_measured(tmp_path):

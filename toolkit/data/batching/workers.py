@@ -76,7 +76,7 @@ class WatchedLoader(DataLoader):
 
     def __iter__(self) -> Any:
         iterator = super().__iter__()
-        return iterator if self.num_workers == 0 else _watched(iterator, self.persistent_workers)
+        return iterator if self.num_workers == 0 else watched(iterator, self.persistent_workers)
 
     def end_workers(self) -> None:
         """Ends persistent workers; Python would end them with SIGTERM, which they ignore."""
@@ -121,7 +121,7 @@ def _killed(what: str) -> RunError:
     )
 
 
-def _watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
+def watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
     """Yields a loader's batches; raises DataError for a row, RunError if a worker was killed or none computes."""
     processes: Sequence[Any] = iterator._workers
     seconds, polls = _seconds(processes), 0

@@ -42,60 +42,60 @@ class MediaCache:
     """Caches up to `count` arrays by number in a file of at most `limit` bytes, closed with this object."""
 
     def __init__(self, file: int, count: int, limit: int) -> None:
-        self._file: int | None = file
+        self.file: int | None = file
         self.count, self.limit = count, limit
         self._is_full = False
 
     def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
+        if self.file is not None:
+            os.close(self.file)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_file": None}  # workers that are not forks read every time
+        return self.__dict__ | {"file": None}  # workers that are not forks read every time
 
     def get(self, number: int) -> np.ndarray | None:
         """Returns an array, or None if it is not cached."""
-        if self._file is None:
+        if self.file is None:
             return None
         with suppress(OSError):
-            entry = os.pread(self._file, _ENTRY.size + _CHECKSUM.size, self._place(number))
+            entry = os.pread(self.file, _ENTRY.size + _CHECKSUM.size, self._place(number))
             fields = entry[: _ENTRY.size]
             if entry[_ENTRY.size :] != _CHECKSUM.pack(zlib.crc32(fields)):
                 return None
             begin, checksum, kind, axes, *shape = _ENTRY.unpack(fields)
             array = np.empty(shape[:axes], TYPES[kind])
             view = array.data.cast("B")
-            if os.preadv(self._file, [view], begin) == array.nbytes and zlib.crc32(view) == checksum:
+            if os.preadv(self.file, [view], begin) == array.nbytes and zlib.crc32(view) == checksum:
                 return array
         return None
 
     def put(self, number: int, array: np.ndarray) -> None:
         """Caches an array, if there is room for it."""
-        if self._file is None or self._is_full or str(array.dtype) not in TYPES or array.ndim > AXES:
+        if self.file is None or self._is_full or str(array.dtype) not in TYPES or array.ndim > AXES:
             return
         array = np.ascontiguousarray(array)
         view = array.data.cast("B")
         try:
             begin = self._reserve(array.nbytes)
             self._is_full = begin is None
-            if begin is None or os.pwrite(self._file, view, begin) != array.nbytes:
+            if begin is None or os.pwrite(self.file, view, begin) != array.nbytes:
                 return
             shape = (*array.shape, *[0] * (AXES - array.ndim))
             entry = _ENTRY.pack(begin, zlib.crc32(view), TYPES.index(str(array.dtype)), array.ndim, *shape)
-            os.pwrite(self._file, entry + _CHECKSUM.pack(zlib.crc32(entry)), self._place(number))
+            os.pwrite(self.file, entry + _CHECKSUM.pack(zlib.crc32(entry)), self._place(number))
         except OSError:  # the disk is full, or has no locks
             self._is_full = True
 
     def _reserve(self, size: int) -> int | None:
         """Returns where an array of this size may be written, or None if there is no room."""
-        assert self._file is not None
-        with _locked(self._file):
-            start = os.pread(self._file, _NEXT.size, 0)
+        assert self.file is not None
+        with _locked(self.file):
+            start = os.pread(self.file, _NEXT.size, 0)
             begin = _NEXT.unpack(start)[0] if len(start) == _NEXT.size else 0
             begin = begin or self._place(self.count)
             if begin + size > self.limit:
                 return None
-            os.pwrite(self._file, _NEXT.pack(begin + size), 0)
+            os.pwrite(self.file, _NEXT.pack(begin + size), 0)
         return begin
 
     def _place(self, number: int) -> int:
@@ -141,7 +141,7 @@ def _shared_file(accelerator: Accelerator) -> int | None:
     """Returns the descriptor of a new file, the same one for all processes of a node; None if that is not possible."""
     if accelerator.num_processes == 1:
         with suppress(OSError):
-            return _new_file()[0]
+            return new_file()[0]
         return None
     import socket
 
@@ -150,7 +150,7 @@ def _shared_file(accelerator: Accelerator) -> int | None:
     node, file, path = socket.gethostname(), None, ""
     if accelerator.is_local_main_process:
         with suppress(OSError):
-            file, path = _new_file(named=True)
+            file, path = new_file(named=True)
     paths = dict(reversed([each for each in gather_object([(node, path)]) if each[1]]))
     if file is None and node in paths:
         with suppress(OSError):
@@ -161,7 +161,8 @@ def _shared_file(accelerator: Accelerator) -> int | None:
     return file
 
 
-def _new_file(named: bool = False) -> tuple[int, str]:
+def new_file(named: bool = False) -> tuple[int, str]:
+    """Makes a temporary file, without a name unless `named`, and returns its descriptor and path."""
     file, path = tempfile.mkstemp(prefix="toolkit-media-")
     if not named:
         Path(path).unlink()

@@ -77,7 +77,7 @@ class PowerSGD:
         for name, matrix in matrices.items():
             if name in self.errors:
                 matrix.add_(self.errors[name])
-        left = {name: matrix @ self._query(name, matrix) for name, matrix in matrices.items()}
+        left = {name: matrix @ self.query(name, matrix) for name, matrix in matrices.items()}
         self._mean(list(left.values()))
         left = {name: torch.linalg.qr(factor).Q for name, factor in left.items()}
         right = {name: matrix.T @ left[name] for name, matrix in matrices.items()}
@@ -97,7 +97,7 @@ class PowerSGD:
             for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
-    def _query(self, name: str, matrix: Tensor) -> Tensor:
+    def query(self, name: str, matrix: Tensor) -> Tensor:
         """Returns the factor to begin with: that of the last step, or random numbers, the same on every process."""
         if name not in self.queries:
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))

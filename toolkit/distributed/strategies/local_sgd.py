@@ -88,7 +88,7 @@ class LocalSGD(Replicas):
         self._items_since += self._own_items
         self._parameters_differ = self._moments_differ = True
         if local_steps % self.train.local_sgd_steps == 0:
-            self._average()
+            self.average()
             self._outer_step()
 
     def synchronize(self, for_checkpoint: bool = False) -> None:
@@ -97,7 +97,7 @@ class LocalSGD(Replicas):
         A checkpoint holds one optimizer, so where moments are not averaged, all ranks take the main process's.
         """
         if self._parameters_differ:
-            self._average()
+            self.average()
         if for_checkpoint and self._moments_differ:
             moments = self._moments()
             self._require_same_layout(moments)
@@ -133,7 +133,7 @@ class LocalSGD(Replicas):
         self.drift = values["local_sgd_drift"]
 
     @in_phase("exchange")
-    def _average(self) -> None:
+    def average(self) -> None:
         """Puts the mean over ranks, weighted by items, in place of parameters, buffers and, if asked for, moments."""
         self.replica.agree_on_lost()
         (items,) = data_sum(self.accelerator, self.mesh, self._items_since)

@@ -99,10 +99,10 @@ class Watcher(Callback):
         if self._end <= step < self.milestones.total_steps:
             self.segment_is_over = True
             self.training.stop("the segment of the trial is over")
-        elif self._job.get("study") and on_main(self.run.accelerator, self._is_hopeless, step, value):
+        elif self._job.get("study") and on_main(self.run.accelerator, self.is_hopeless, step, value):
             raise _Pruned
 
-    def _is_hopeless(self, step: int, value: float) -> bool:
+    def is_hopeless(self, step: int, value: float) -> bool:
         """Reports to the study, and returns whether its pruner ends the trial."""
         import optuna
 
