@@ -51,7 +51,7 @@ def test_the_model_folder_is_enough_to_translate(finished):
     tokenizer = transformers.AutoTokenizer.from_pretrained(finished / "model")
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(finished / "model")
     record = predictions(finished)[0]
-    ids = model.generate(**tokenizer(record["source"], return_tensors="pt"), num_beams=2, max_new_tokens=48)
+    ids = model.generate(**tokenizer(record["source"], return_tensors="pt"), num_beams=2, max_new_tokens=16)
     assert tokenizer.decode(ids[0], skip_special_tokens=True).strip() == record["prediction"]
 
 

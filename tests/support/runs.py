@@ -32,8 +32,8 @@ TINY = (
 """Overrides that make a smoke configuration fast enough to run many times in a test."""
 
 SIZES = {
-    "translation": ("model.from_config.vocab_size=400", *SMALL),
-    "summarization": ("model.from_config.vocab_size=400", *SMALL),
+    "translation": ("model.from_config.vocab_size=400", "task.val_max_target_length=16", *SMALL),
+    "summarization": ("model.from_config.vocab_size=400", "task.val_max_target_length=16", *SMALL),
     "reviews/smoke_image": SMALL,
     "reviews/smoke_audio": SMALL,
 }

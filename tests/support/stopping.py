@@ -91,7 +91,7 @@ LONG = ("data.max_train_samples=200", "train.num_train_epochs=4", "train.per_dev
 WINDOWS = (
     "train.per_device_train_batch_size=2",
     "train.gradient_accumulation_steps=3",
-    "train.num_train_epochs=3",
+    "train.num_train_epochs=2",
     "data.max_train_samples=37",
     "data.max_eval_samples=8",
     "checkpoint.save_steps=2",
