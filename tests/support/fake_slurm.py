@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ import psutil
 from toolkit.system.launcher import FIRST_PORT
 
 REQUEUED = "requeued"
+TOOLKIT = Path(sys.executable).with_name("toolkit")
 STARTED: list[subprocess.Popen] = []
 
 
@@ -139,6 +141,11 @@ def srun(words: Sequence[str]) -> int:
     given = list(takewhile(lambda word: word.startswith("--"), words))
     command = words[len(given) :]
     options = dict(word.removeprefix("--").split("=", 1) for word in given if "=" in word)
+    if shutil.which(command[0]) == str(TOOLKIT):  # and not a program in its place
+        import fork_server
+
+        fork_server.forking.fork_python()
+        command = [sys.executable, "-m", "toolkit", *command[1:]]
     nodes = int(os.environ["SLURM_JOB_NUM_NODES"])
     each = int(options.get("ntasks-per-node", os.environ["SLURM_NTASKS_PER_NODE"]))
     tasks = []

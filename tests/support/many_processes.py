@@ -15,7 +15,7 @@ import reference_schedules
 from finishing import finish
 from runs import SGD, few_rows, train
 
-C1_SPLITS = {1: [(8, 1), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
+C1_SPLITS = {1: [(8, 1), (2, 4)], 2: [(2, 2)], 3: []}
 """By number of processes: batch sizes and accumulations, all with windows of 8 rows."""
 FURTHER_SPLITS = {1: [(8, 1)], 2: [(2, 2)], 3: []}
 C1_RUN = (
