@@ -370,7 +370,7 @@ class Watch:
         heard = [seen.beat for seen in present.values() if seen.heard]
         slow = [beat for beat in heard if _is_behind(beat, present)] or [beat for beat in heard if not beat.waits]
         if slow:
-            self._end({beat.rank: SLOW for beat in slow})
+            self.end({beat.rank: SLOW for beat in slow})
 
     def close(self, left: bool) -> None:
         """Ends the thread; `left` says whether this rank has done its work, so that its silence is no failure."""
@@ -399,9 +399,9 @@ class Watch:
                 if not dist.is_initialized():  # the ranks have left the group in agreement
                     self._leave()
                     return
-                self._beat(elapsed)
+                self.beat(elapsed)
 
-    def _beat(self, elapsed: float) -> None:
+    def beat(self, elapsed: float) -> None:
         """Broadcasts the state of this rank, and judges all."""
         waits, stop = waits_for_others(self._main), active_stop()
         received, idle = stop.received if stop else 0, self._activity.tick(elapsed)
@@ -410,7 +410,7 @@ class Watch:
         end_stopped_workers(self._activity, 0.75 * self.timeout)  # before the other ranks give this one up
         self.ranks[self.rank].beat = own
         if stalled := self.judge(elapsed):
-            self._end({rank: f"{why}, for {self.timeout:g} s" for rank, why in stalled.items()})
+            self.end({rank: f"{why}, for {self.timeout:g} s" for rank, why in stalled.items()})
 
     def hear(self, beat: Beat) -> None:
         """Notes the state of a rank, and does what its beat asks for: stop, or end the run."""
@@ -420,7 +420,7 @@ class Watch:
         if beat.stop and (stop := active_stop()):
             stop.receive(beat.stop)
         if beat.stalled:
-            self._end(beat.stalled)
+            self.end(beat.stalled)
 
     def judge(self, elapsed: float) -> dict[int, str]:
         """Returns the ranks because of which the run must end, and why."""
@@ -490,7 +490,7 @@ class Watch:
                 "train.heartbeat_timeout cannot find ranks that stall there, only train.ddp_timeout can."
             )
 
-    def _end(self, stalled: Mapping[int, str]) -> NoReturn:
+    def end(self, stalled: Mapping[int, str]) -> NoReturn:
         """Tells the others, writes stacks and the message, kills stalled ranks of this machine, ends this process."""
         guard = threading.Timer(END_SECONDS, os._exit, [EXIT_STALLED])
         guard.daemon = True

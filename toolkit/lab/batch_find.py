@@ -278,7 +278,7 @@ class Search:
 
     def _train(self, tried: Tried, cfg: Config) -> None:
         """Trains on the longest rows, then times the run's own steps."""
-        outcomes = self._launched((tried, "longest", 2), (tried, "timed", self.steps + 1))
+        outcomes = self.launched((tried, "longest", 2), (tried, "timed", self.steps + 1))
         failed = next((outcome for outcome in outcomes if outcome.error is not None), None)
         if failed is not None:
             if not _is_memory(failed):
@@ -297,7 +297,7 @@ class Search:
 
     def _time(self, fitting: Sequence[Tried]) -> None:
         """Times sizes once more, in one launch."""
-        outcomes = self._launched(*((tried, "timed", self.steps + 1) for tried in fitting)) if fitting else []
+        outcomes = self.launched(*((tried, "timed", self.steps + 1) for tried in fitting)) if fitting else []
         for tried, outcome in zip(fitting, outcomes, strict=True):
             if outcome.error is not None:
                 raise RunError(f"a micro-batch of {tried.size.micro_batch}, which fitted before: {outcome.error}")
@@ -309,7 +309,7 @@ class Search:
         tried.rows = timed["rows"][1:]
         say(f"{tried.size.micro_batch}: {median(timed['seconds'][1:]):.3g} s per step")
 
-    def _launched(self, *works: tuple[Tried, str, int]) -> list[Outcome]:
+    def launched(self, *works: tuple[Tried, str, int]) -> list[Outcome]:
         """Runs steps of sizes (`longest` or `timed`) in one launch; what they write is removed afterwards."""
         with TemporaryDirectory(prefix="batch-find-") as name:
             folder, trials = Path(name), []

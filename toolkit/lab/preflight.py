@@ -281,7 +281,7 @@ def _folder(
     use = f"set {setting} to a folder on another disk"
     if tried and (reason := _refusal(place, locked)):
         return Found(what, "", (f"{what}: {reason}; {use}",))
-    free, inodes = shutil.disk_usage(place).free, _inodes(place)
+    free, inodes = shutil.disk_usage(place).free, free_inodes(place)
     if free < needed:
         problems.append(
             f"{what}: {format_bytes(free)} are free in {place}, and about {format_bytes(needed)} are needed; free some "
@@ -297,7 +297,7 @@ def _folder(
     return Found(what, f"{folder.absolute()}: {format_bytes(free)} free{about}{room}", tuple(problems))
 
 
-def _inodes(folder: Path) -> int | None:
+def free_inodes(folder: Path) -> int | None:
     """Returns how many more files fit; None for file systems without a fixed number."""
     space = os.statvfs(folder)
     return space.f_favail if space.f_files else None

@@ -126,7 +126,7 @@ def test_the_longest_unused_copies_make_room_and_used_ones_do_not(data, tmp_path
         os.utime(lock, (time.time() - age, time.time() - age))
     mine = write(Path(data.stage_to or "") / "mine" / "file")
     write(mine.parent.with_name("mine.lock"))
-    monkeypatch.setattr(staging, "_is_memory", lambda folder: True)
+    monkeypatch.setattr(staging, "is_memory", lambda folder: True)
     monkeypatch.setattr(staging, "available_memory", lambda: (2 - len(entries(data))) * 16_384)
     assert "need 16,384 bytes" in (stage_problem(sets[2], Pictures()) or "")
     with pytest.raises(DataError, match=r"the copies need 16,384 bytes, and .*/stage has 0 bytes free; free some"):

@@ -102,8 +102,9 @@ def all_batches(rows: list[int], **settings) -> list[list[int]]:
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left():
+    before = psutil.Process().children()
     yield
-    assert psutil.Process().children() == []
+    assert psutil.Process().children() == before
 
 
 @pytest.mark.parametrize("persistent", [False, True])

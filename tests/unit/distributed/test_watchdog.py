@@ -126,7 +126,7 @@ def test_a_rank_that_was_never_heard_is_not_given_up_but_said(caplog) -> None:
 )
 def test_after_a_collective_has_timed_out_those_that_did_not_come_are_named(beats, blamed, monkeypatch) -> None:
     made, ended = watch("a", "a", "b"), list[dict[int, str]]()
-    monkeypatch.setattr(made, "_end", ended.append)
+    monkeypatch.setattr(made, "end", ended.append)
     say(made, 0, counts={"0": 6}, waits=True)
     for rank, what in beats.items():
         say(made, rank, **what)
@@ -136,7 +136,7 @@ def test_after_a_collective_has_timed_out_those_that_did_not_come_are_named(beat
 
 def test_a_rank_that_was_never_heard_is_not_blamed_for_a_collective(monkeypatch) -> None:
     made = watch("a", "b")
-    monkeypatch.setattr(made, "_end", pytest.fail)
+    monkeypatch.setattr(made, "end", pytest.fail)
     say(made, 0, waits=True)
     made.ranks[1] = Seen(None, Beat(1))
     made.expire()
@@ -160,7 +160,7 @@ def test_a_shortage_of_the_system_does_not_end_the_heartbeat(error, monkeypatch)
             made.ended.set()
         raise error
 
-    monkeypatch.setattr(made, "_beat", beat)
+    monkeypatch.setattr(made, "beat", beat)
     made.run()
     assert len(rounds) == 3
 

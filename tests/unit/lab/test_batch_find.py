@@ -132,7 +132,7 @@ def searched(monkeypatch, outcomes: dict[int, list[Outcome]], capacity: int = 2*
         failed = outcomes.get(works[0][0].size.micro_batch)
         return failed or [Outcome(result(tried, work)) for tried, work, _ in works]
 
-    monkeypatch.setattr(Search, "_launched", launched)
+    monkeypatch.setattr(Search, "launched", launched)
     return Search(subject, REQUEST, capacity, 1).run(sizes_of(cfg, 1, 8, 8, None))
 
 

@@ -85,7 +85,7 @@ def test_space_inodes_and_shared_memory(settings, monkeypatch):
     plenty = Needs(1, disk=1000, files=100, shared=1000)
     assert problems(preflight.folders(settings, plenty)) == []
     with monkeypatch.context() as patched:
-        patched.setattr(preflight, "_inodes", lambda folder: 7)
+        patched.setattr(preflight, "free_inodes", lambda folder: 7)
         first, *_ = problems(preflight.folders(settings, plenty))
         assert first.startswith("output_dir: the file system of ")
         assert "room for 7 more files (inodes), and about 100 are needed" in first
