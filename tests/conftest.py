@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -46,6 +47,18 @@ def pytest_collection_finish() -> None:
     """Lets no collection of garbage visit what libraries and tests have made by now, half a second each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Makes variants of a test slow, after as many as its mark `fast` says."""
+    seen = Counter[str]()
+    for item in items:
+        if mark := item.get_closest_marker("fast"):
+            name = item.nodeid.partition("[")[0]
+            seen[name] += item.get_closest_marker("slow") is None
+            if seen[name] > mark.args[0]:
+                item.add_marker("slow")
 
 
 def pytest_unconfigure() -> None:

@@ -59,6 +59,7 @@ def assert_same_checkpoints(one: Path, other: Path) -> None:
         assert states[0]["extensions"] == states[1]["extensions"]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_checkpoints_are_those_of_a_run_that_waits(engine, tmp_path, monkeypatch):
     """A slow copy meets the next update and the next evaluation, and a slow write the next checkpoint."""
@@ -153,6 +154,7 @@ def full_disk(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "write_groups", fails)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(engine, tmp_path, monkeypatch):
     best = ("checkpoint.load_best_model_at_end=true", "eval.eval_steps=2", "eval.metric_for_best_model=loss")
@@ -197,6 +199,7 @@ def test_the_best_checkpoint_is_loaded_when_it_is_written(tmp_path, monkeypatch)
     assert_same_weights(tmp_path / "waiting", tmp_path / "async")
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_a_stop_signal_waits_for_the_checkpoint_in_flight_and_saves(engine, tmp_path, monkeypatch):
     begin = training.Session.begin_window

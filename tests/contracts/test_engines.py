@@ -16,6 +16,7 @@ FEW = ("data.max_train_samples=24", "data.max_eval_samples=8", "train.per_device
 TRAINER = "engine=trainer"
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("task", EVERY)
 def test_both_engines_end_with_the_same_bits(task, tmp_path):
     """With dropout and augmentation, uneven last windows, three epochs, evaluations and checkpoints in the middle."""
@@ -27,6 +28,7 @@ def test_both_engines_end_with_the_same_bits(task, tmp_path):
     assert predictions(tmp_path / "loop") == predictions(tmp_path / "trainer")
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("engines", [("loop", "trainer", "loop"), ("trainer", "loop", "trainer")])
 def test_each_engine_goes_on_where_the_other_stopped(engines, tmp_path, monkeypatch):
     settings = (*RANDOM["reviews"], "eval.eval_steps=4", "tracking.logging_steps=3",

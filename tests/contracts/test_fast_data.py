@@ -89,7 +89,8 @@ def test_rows_of_text_are_the_same_in_every_format(tmp_path):
     assert_same_run(tmp_path / "csv", tmp_path / "staged")
 
 
-@pytest.mark.parametrize("modality", ["image", pytest.param("audio", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("modality", ["image", "audio"])
 def test_files_are_the_same_in_every_container(modality, tmp_path):
     folders = [ROOT / "recipes" / "data" / ("images" if modality == "image" else "audio") / split
                for split in ("train", "validation")]  # fmt: skip

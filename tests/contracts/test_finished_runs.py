@@ -113,6 +113,7 @@ def stopped(*arguments: object) -> None:
     raise StoppedError
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("place", "finishes"),
     [

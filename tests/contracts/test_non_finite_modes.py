@@ -96,6 +96,7 @@ def test_what_is_left_out_is_counted(skipped, capsys):
     assert "non_finite_steps" in (skipped / "report.md").read_text()
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_going_back_gives_what_leaving_out_gives(skipped, tmp_path, engine, capsys):
     with bad_windows(BAD):
@@ -107,6 +108,7 @@ def test_going_back_gives_what_leaving_out_gives(skipped, tmp_path, engine, caps
     assert figures(tmp_path / "run")["non_finite_steps"] == len(BAD)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("save", ["2", "null"])
 def test_an_update_that_breaks_parameters_is_undone(tmp_path, save):
     """Step 5 breaks parameters that no batch uses, so that only the check before the next checkpoint finds it."""

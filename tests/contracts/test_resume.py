@@ -31,6 +31,7 @@ def stop_before(monkeypatch):
     return stopper(monkeypatch)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("task", "extra"),
     [

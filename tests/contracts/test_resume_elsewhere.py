@@ -47,6 +47,7 @@ def test_a_stop_before_the_first_step_leaves_a_checkpoint(tmp_path, monkeypatch)
     assert_same_weights(tmp_path / "whole", tmp_path / "new")
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_the_best_step_may_be_the_one_it_goes_on_from(engine, tmp_path, monkeypatch):
     best = ("checkpoint.load_best_model_at_end=true", "eval.metric_for_best_model=loss", "eval.eval_steps=1",

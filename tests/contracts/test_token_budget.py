@@ -125,6 +125,7 @@ def test_workers_load_the_same_micro_batches(tmp_path):
         assert lines(tmp_path / "none") == lines(tmp_path / engine)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("task", ["qa", "translation"])
 def test_metrics_do_not_depend_on_the_budget_of_evaluation(task, tmp_path):
     settings = (*RUN, *ONE, "train.max_steps=1", "data.max_eval_samples=41", "eval.per_device_eval_batch_size=16")

@@ -35,6 +35,7 @@ def text(page: Path) -> str:
     return re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_another_host(site: Path) -> None:
     pages = sorted(site.glob("**/*.html"))
     assert len(pages) > 100
@@ -44,6 +45,7 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
     assert not re.search(r"url\(['\"]?(\w+:)?//|@import", styles)
 
 
+@pytest.mark.slow
 def test_every_link_between_pages_leads_to_a_file(site: Path) -> None:
     missing = {
         f"{page.relative_to(site)}: {link}"
@@ -55,6 +57,7 @@ def test_every_link_between_pages_leads_to_a_file(site: Path) -> None:
     assert missing == set()
 
 
+@pytest.mark.slow
 def test_the_reference_is_that_of_the_code(site: Path) -> None:
     commands = text(site / "commands.html")
     assert [name for name in COMMANDS if f"\n{name}" not in commands] == []
@@ -69,6 +72,7 @@ def test_the_reference_is_that_of_the_code(site: Path) -> None:
     assert [name for name in toolkit.__all__ if f".{name} -->" not in named] == ["__version__"]
 
 
+@pytest.mark.slow
 def test_files_outside_the_docs_are_pages_that_show_them(site: Path) -> None:
     assert "def loss_sum" in text(site / "repository/recipes/qa.py.html")
     assert "fsdp2_cpu.yaml" in text(site / "repository/accelerate_configs/files.html")
@@ -79,6 +83,7 @@ def test_files_outside_the_docs_are_pages_that_show_them(site: Path) -> None:
 
 
 @needs_browser
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 400])
 def test_pages_open_as_files_without_a_message(site: Path, width: int) -> None:
     for name in ("index", "settings"):

@@ -207,6 +207,7 @@ def test_masks_depend_on_seed_epoch_and_row_alone():
 # Runs
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_split_of_a_window_gives_the_same_training(config, tmp_path):
     settings = (*SGD, "data.max_train_samples=13", "train.max_steps=12", "eval.eval_steps=null",

@@ -35,6 +35,7 @@ def rows(tmp_path):
     return write
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("kind", "settings", "known"),
     [

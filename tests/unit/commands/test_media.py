@@ -22,6 +22,7 @@ from toolkit.base.errors import DataError
 FEW = ("train.max_steps=1", "data.max_eval_samples=9")
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("modality", "folder"), [("image", "images"), ("audio", "audio")])
 def test_a_run_is_explained_used_and_scored(modality, folder, tmp_path, capsys):
     config = ROOT / f"recipes/configs/reviews/smoke_{modality}.yaml"

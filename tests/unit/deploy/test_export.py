@@ -43,6 +43,7 @@ KINDS = {
 """Rows for a run of each kind of script."""
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("kind", "labels", "settings"),
     [

@@ -226,6 +226,7 @@ def test_an_encoder_decoder_generates_as_its_run_does(name, beams, tmp_path):
     assert any(row["prediction"] for row in script_answers(folder, rows))
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("kind", "labels", "settings"),
     [

@@ -57,6 +57,7 @@ def client(run, **limits) -> TestClient:
     return TestClient(build(run, "the run", Limits(**limits)))
 
 
+@pytest.mark.fast(4)
 def test_every_task_answers_as_predict_does(case, tmp_path):
     own, folder, run = case
     expected = predicted(own, folder, tmp_path)
@@ -72,6 +73,7 @@ def test_every_task_answers_as_predict_does(case, tmp_path):
     assert set(Path(datasets.config.HF_DATASETS_CACHE).rglob("*")) == cache
 
 
+@pytest.mark.fast(4)
 def test_requests_of_every_task_share_batches_and_get_their_own_answers(case):
     own, _, run = case
     rows = in_json(own)

@@ -22,6 +22,7 @@ def assert_same_training(one: Path, other: Path) -> None:
     assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, FLOAT64)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 @pytest.mark.parametrize("when", ["forward", "backward"])
 def test_training_is_what_it_would_be_with_enough_memory(engine, when, tmp_path, monkeypatch, capsys):
@@ -38,6 +39,7 @@ def test_training_is_what_it_would_be_with_enough_memory(engine, when, tmp_path,
     ]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("task", ["qa", "translation", "language_modeling", "reviews/smoke_image"])
 def test_every_task_s_rows_can_be_parted(task, tmp_path, monkeypatch):
     few = ("train.max_steps=3", "train.num_train_epochs=1")

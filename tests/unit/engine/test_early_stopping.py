@@ -38,6 +38,7 @@ def test_both_engines_stop_after_the_same_number_of_worse_evaluations(tmp_path, 
         assert_same_weights(tmp_path / "loop", tmp_path / "parts")
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("settings", "steps"),
     [

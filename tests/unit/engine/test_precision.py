@@ -17,6 +17,7 @@ RUN = ("data.max_train_samples=24", "data.max_eval_samples=8", "train.per_device
        "tracking.logging_steps=1", "train.warmup_steps=0", "train.lr_scheduler_type=linear")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_bf16_loses_nothing_that_counts(fresh_precision, tmp_path):
     """A smoke run as it is shipped: its losses, and that of its evaluation, are within 2 % of float32's."""
     runs = {}

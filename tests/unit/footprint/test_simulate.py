@@ -60,6 +60,7 @@ def test_a_model_may_look_at_masks_but_not_at_what_it_computes() -> None:
             bool(torch.empty(3).sum() > 0)
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_is_planned(kind: str) -> None:
     kept = simulate(subject(kind))
@@ -74,6 +75,7 @@ def test_every_kind_of_model_is_planned(kind: str) -> None:
         assert anew.recomputed > 0
 
 
+@pytest.mark.fast(4)
 @pytest.mark.parametrize("optim", PRESETS)
 def test_optimizer_state_is_that_of_a_real_one(optim: str) -> None:
     from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -127,6 +129,7 @@ LLAMA_7B = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads":
             "vocab_size": 32000}  # fmt: skip
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("kind", "sizes", "weights"),
     [("bert", BERT_LARGE, 335_143_938), pytest.param("llama", LLAMA_7B, 6_738_415_616, marks=pytest.mark.slow)],
@@ -169,6 +172,7 @@ def test_what_decides_by_numbers_is_rejected() -> None:
         simulate(quantized)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("kind", "method"),
     [("bert", "lora"), ("bert", "dora"), ("bert", "ia3"), ("bert", "prompt_tuning"), ("t5", "lora"), ("vit", "lora")],

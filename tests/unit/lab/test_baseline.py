@@ -125,6 +125,7 @@ def test_sentences_end_with_their_marks():
     assert usual_sentences(["One. Two.", "One.", "One. Two. Three."]) == 2
 
 
+@pytest.mark.slow
 def test_words_have_their_most_frequent_tags(tmp_path):
     rows = [("Anna B-PER\nsat O", 3), ("Anna O\nran O", 1), ("in O\nKiel B-LOC", 2)]
     (tmp_path / "train.conll").write_text("\n\n".join(text for text, times in rows for _ in range(times)) + "\n")

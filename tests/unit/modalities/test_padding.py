@@ -25,6 +25,7 @@ class Shapes(Callback):
             self.lengths |= {batch["inputs"][name].shape[1] for name in names}
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     "config",
     ["reviews", "qa", "token_classification", "translation", "language_modeling", "language_modeling/smoke_masked"],

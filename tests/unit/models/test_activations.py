@@ -40,6 +40,7 @@ RUNS = {
 }
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("task", RUNS)
 def test_training_stays_the_same_with_dropout(task, tmp_path):
     train(task, tmp_path / "kept", *RUNS[task], *FEW)

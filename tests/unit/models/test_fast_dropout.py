@@ -107,6 +107,7 @@ def test_attention_is_the_formula_with_the_mask_that_was_drawn(name, is_causal):
     assert found.isfinite().all()
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("name", masks())
 def test_gradients_of_attention(name):
     mask = masks()[name]

@@ -205,6 +205,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolkit.models.build.head_at_labels", lambda model: None)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("task", "settings"),
     [
@@ -234,6 +235,7 @@ CHAT = [
 PAIRS = [{"source": each["text"], "target": "Der Fluss. " * number} for number, each in enumerate(TEXTS, start=1)]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("task", "rows", "unlabelled", "settings"),
     [

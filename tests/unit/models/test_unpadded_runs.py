@@ -46,6 +46,7 @@ def run(name, folder, *settings):
     return json.loads((folder / "run.json").read_text())["resolved"]["train.unpadded"]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", EACH)
 def test_a_run_without_padding_is_the_run_with_it(name, tmp_path):
     assert run(name, tmp_path / "auto") is True
@@ -58,6 +59,7 @@ def test_a_run_without_padding_is_the_run_with_it(name, tmp_path):
     assert max(float((found[key] - value).abs().max()) for key, value in expected.items()) <= FLOAT64
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["qa", "translation"])
 def test_an_update_does_not_depend_on_how_its_window_is_cut(name, tmp_path):
     cuts = {"whole": (64, 1), "rows": (1, 64), "even": (2, 32), "uneven": (5, 13)}

@@ -107,6 +107,7 @@ print(torch.get_num_threads() == before, int((tiny[:3] * 0.1).count_nonzero()))
 """
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("threads", [None, "2"])
 def test_a_run_gets_its_threads_and_flushes_denormals_on_all_of_them(threads):
     environ = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "LOCAL_WORLD_SIZE")}

@@ -49,6 +49,7 @@ def only_training_steps_count():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot reset a peak")
+@pytest.mark.slow
 def test_the_memory_of_the_process_that_started_it_does_not_count():
     code = "import torch; from toolkit.system.memory import peak_memory_bytes as peak; print(peak(torch.device('cpu')))"
     large = torch.ones(1500 * MIB, dtype=torch.uint8)
