@@ -141,13 +141,14 @@ def srun(words: Sequence[str]) -> int:
     given = list(takewhile(lambda word: word.startswith("--"), words))
     command = words[len(given) :]
     options = dict(word.removeprefix("--").split("=", 1) for word in given if "=" in word)
-    if shutil.which(command[0]) == str(TOOLKIT):  # and not a program in its place
+    nodes = int(os.environ["SLURM_JOB_NUM_NODES"])
+    each = int(options.get("ntasks-per-node", os.environ["SLURM_NTASKS_PER_NODE"]))
+    # Several tasks share their imports; a test may have put another program in place of the toolkit.
+    if nodes * each > 1 and shutil.which(command[0]) == str(TOOLKIT):
         import fork_server
 
         fork_server.forking.fork_python()
         command = [sys.executable, "-m", "toolkit", *command[1:]]
-    nodes = int(os.environ["SLURM_JOB_NUM_NODES"])
-    each = int(options.get("ntasks-per-node", os.environ["SLURM_NTASKS_PER_NODE"]))
     tasks = []
     for rank in range(nodes * each):
         own = {
