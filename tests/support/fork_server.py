@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -66,6 +67,8 @@ def prepare(job: dict[str, Any]) -> None:
     for descriptor, name in ((1, "log"), (2, "errors")):
         os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
     forking.leave_parent()
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT"):  # one that a shell has ignored, too
+        signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
     if job["whole"]:
         os.environ.clear()
     os.environ.update(job["env"])
