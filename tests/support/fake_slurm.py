@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +25,6 @@ import psutil
 from toolkit.system.launcher import FIRST_PORT
 
 REQUEUED = "requeued"
-TOOLKIT = Path(sys.executable).with_name("toolkit")
 STARTED: list[subprocess.Popen] = []
 
 
@@ -143,12 +141,6 @@ def srun(words: Sequence[str]) -> int:
     options = dict(word.removeprefix("--").split("=", 1) for word in given if "=" in word)
     nodes = int(os.environ["SLURM_JOB_NUM_NODES"])
     each = int(options.get("ntasks-per-node", os.environ["SLURM_NTASKS_PER_NODE"]))
-    # Several tasks share their imports; a test may have put another program in place of the toolkit.
-    if nodes * each > 1 and shutil.which(command[0]) == str(TOOLKIT):
-        import fork_server
-
-        fork_server.forking.fork_python()
-        command = [sys.executable, "-m", "toolkit", *command[1:]]
     tasks = []
     for rank in range(nodes * each):
         own = {

@@ -92,10 +92,9 @@ def leave_parent(kept: Sequence[int] = ()) -> None:
     atexit._clear()
     resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python leaves that of the parent
-    for descriptor in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
-        if descriptor > 2 and descriptor not in kept:
-            with suppress(OSError):  # of the listing itself
-                os.close(descriptor)
+    for descriptor in {*range(3, 256)} - {*kept}:
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 def run_python(words: list[str]) -> None:
