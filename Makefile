@@ -25,17 +25,18 @@ help: ## list the targets
 
 setup: $(INSTALLED) ## create .venv with the tested versions (nothing to do when they have not changed)
 
-# The constraints matter most for torch: left open, pip would choose another build than the machine's.
+# The constraints matter most for torch: left open, pip would choose another build than the machine's. Python compiles
+# what is used; all of what is installed would take a minute.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 # Once DeepSpeed is installed, accelerate imports it in every run. Everything else comes from .venv.
 $(DEEPSPEED): $(INSTALLED)
 	$(PYTHON) -m venv .venv-deepspeed
 	$(BIN)/python $(SITE) > "$$(.venv-deepspeed/bin/python $(SITE))/shared.pth"
-	.venv-deepspeed/bin/python -m pip install -qq --constraint constraints.txt --editable '.[deepspeed]'
+	.venv-deepspeed/bin/python -m pip install -qq --no-compile --constraint constraints.txt --editable '.[deepspeed]'
 	@touch $@
 
 demo: setup ## train on the sample reviews in this repository, offline, on the CPU
@@ -49,16 +50,11 @@ demo: setup ## train on the sample reviews in this repository, offline, on the C
 	@echo "  toolkit init reviews.csv --output my_reviews.yaml"
 	@echo "  toolkit train reviews --config my_reviews.yaml"
 
-smoke: setup ## run every smoke configuration through accelerate launch
-	@test -n "$(SMOKE)" || { echo "smoke: no recipes/configs/<task>/smoke*.yaml found" >&2; exit 1; }
-	@for config in $(SMOKE); do \
-	    task=$$(basename "$$(dirname "$$config")"); \
-	    output="outputs/smoke/$$task-$$(basename "$$config" .yaml)"; \
-	    echo "smoke: $$config"; \
-	    rm -rf "$$output"; \
-	    $(LAUNCH) "recipes/$$task.py" --config "$$config" output_dir="$$output" \
-	        || { echo "smoke: $$config failed" >&2; exit 1; }; \
-	done
+smoke: $(SMOKE:recipes/configs/%.yaml=smoke/%) ## run every smoke configuration through accelerate launch
+
+smoke/%: setup
+	rm -rf outputs/$@
+	$(LAUNCH) recipes/$(*D).py --config recipes/configs/$*.yaml output_dir=outputs/$@
 
 test: setup ## run the tests, without slow ones, and those of several processes, faults and real data
 	$(BIN)/python -m pytest $(WORKERS) --dist loadfile --no-loadscope-reorder

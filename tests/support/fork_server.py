@@ -22,14 +22,18 @@ import sys
 import tempfile
 import time
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import IO, Any
 
 import accelerate.commands.launch  # noqa: F401
 import datasets  # noqa: F401
 import forking
+import runs
 import sklearn.metrics  # noqa: F401
 import torch.distributed.run  # noqa: F401
+from accelerate.state import AcceleratorState
+from tqdm import tqdm
 from transformers import Trainer  # noqa: F401
 
 import toolkit.run  # noqa: F401
@@ -123,8 +127,17 @@ def import_listed(file: Path) -> int:
     return count
 
 
+def warm_up() -> None:
+    """Trains once, so that no child need import, compile and check for itself what every run uses."""
+    tqdm.monitor_interval = 0  # a fork has no threads of its parent
+    with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nothing, redirect_stdout(nothing):
+        runs.train("reviews", Path(folder) / "run", "train.max_steps=1", double=True)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     os.chdir(ROOT)
+    warm_up()
     forking.fork_python()
     serve(os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w"))

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
+from functools import cache
 from types import NoneType
 from typing import Any, cast, get_type_hints
 
@@ -71,6 +72,7 @@ def flatten(config: Config) -> dict[str, Any]:
     return {".".join(key): value for key, value in _flat(config)}
 
 
+@cache
 def _hints(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}

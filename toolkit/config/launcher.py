@@ -65,12 +65,11 @@ _TRUE = {"1", "true", "yes", "on", "t", "y"}
 
 def ask_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
     """Fills in values that the file leaves to the launcher; reports values that both set differently."""
-    hints = _hints(TrainConfig)
     for field, (variable, silent, default) in LAUNCHER.items():
         key = ("train", field)
         text, own = environ.get(variable, "").strip().lower(), settings.get(key)
         asked = int(text) if text.isdecimal() else text
-        allowed = choices(hints[field])
+        allowed = choices(_hints(TrainConfig)[field])
         if asked in ("", silent):
             if own is None:
                 settings.set(key, default, settings.default)
