@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Returns the full names of all modules and objects that a file imports."""
     found = set()

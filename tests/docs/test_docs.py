@@ -16,6 +16,7 @@ from checked import load_checked
 from deployed import docker_trainings, trainings
 from launching import ROOT
 from ruamel.yaml import YAML
+from runs import shipped
 
 from toolkit.base.errors import problems_of
 from toolkit.commands import train
@@ -24,7 +25,7 @@ from toolkit.commands.cli import main as toolkit_command
 from toolkit.commands.options import with_current_names
 from toolkit.config.keys import field_types, section_types
 from toolkit.lab.search.space import read_space
-from toolkit.recipe import config_file, load_task_type, validate
+from toolkit.recipe import config_file, validate
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
 SHIPPED = sorted(ROOT.glob("recipes/configs/*/*.yaml"))
@@ -85,7 +86,7 @@ def reader(tmp_path, monkeypatch) -> Path:
 
 def wrong_settings(recipe: str, config: Path | str | dict[str, Any], overrides: list[str]) -> list[str]:
     """Returns the problems of a configuration's settings, except for missing public datasets."""
-    task_type = load_task_type(recipe)
+    task_type = shipped(recipe)
     found = problems_of(lambda: load_checked(task_type.Options, config, overrides, {}, task_type.columns))
     return [each for each in found if not ("there is no such file" in each and "`toolkit data get " in each)]
 
@@ -93,7 +94,7 @@ def wrong_settings(recipe: str, config: Path | str | dict[str, Any], overrides: 
 def problems(recipe: str, config: Path | str | dict[str, Any], overrides: list[str]) -> list[str]:
     """Returns the problems of a configuration, except for those of this machine."""
     found = wrong_settings(recipe, config, overrides)
-    return [*found, *validate(load_task_type(recipe), config, overrides, elsewhere=True).problems]
+    return [*found, *validate(shipped(recipe), config, overrides, elsewhere=True).problems]
 
 
 def config_and_overrides(arguments: list[str]) -> tuple[str, list[str]]:
@@ -237,7 +238,7 @@ def test_the_space_of_the_page_about_searching_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "space.yaml"
     file.write_text(space, encoding="utf-8")
     config = ROOT / "recipes" / "configs" / "reviews" / "smoke.yaml"
-    assert len(read_space(file, load_task_type("reviews"), str(config), ())) == space.count("\n") - 1
+    assert len(read_space(file, shipped("reviews"), str(config), ())) == space.count("\n") - 1
 
 
 @pytest.mark.parametrize("fragment", fragments())
@@ -261,7 +262,7 @@ def test_whole_configurations_and_parts_were_found() -> None:
 
 
 def known_settings() -> set[str]:
-    types = [field_types(section_types(load_task_type(ROOT / recipe).Options)) for recipe in RECIPES]
+    types = [field_types(section_types(shipped(ROOT / recipe).Options)) for recipe in RECIPES]
     return {".".join(key) for part in types for key in part}
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from launching import ROOT
 from ruamel.yaml import YAML
+from runs import shipped
 
 from toolkit.commands.cli import command_of
 from toolkit.lab.compare.variants import check_variants, combine, read_switch
 from toolkit.lab.jobs.jobs import Launch
-from toolkit.recipe import config_file, load_task_type
+from toolkit.recipe import config_file
 
 LESSONS: list[dict[str, Any]] = YAML(typ="safe").load(ROOT / "docs" / "lessons.yaml")
 SUBJECTS = {
@@ -63,7 +64,7 @@ def test_a_command_is_valid(lesson: dict[str, Any], page: Any) -> None:
 def check_comparison(arguments: argparse.Namespace) -> None:
     """Raises an error if a variant of a comparison may not run."""
     launch = Launch.of(arguments.launch, arguments.processes or 1)
-    task_type = load_task_type(arguments.recipe)
+    task_type = shipped(arguments.recipe)
     overrides = [*arguments.overrides, f"train.max_steps={arguments.steps}"]
     variants = combine([read_switch(text, {}) for text in arguments.switch], arguments.mode)
     config = str(config_file(arguments.recipe, arguments.config))

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from launching import ROOT
+from runs import shipped
 
 from toolkit.commands.cli import command_of
-from toolkit.recipe import load_task_type, validate
+from toolkit.recipe import validate
 
 FILE = ROOT / "docs" / "worked_example.ipynb"
 NOTEBOOK: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
@@ -90,7 +91,7 @@ def test_its_commands_are_those_of_the_toolkit(words: list[str], monkeypatch) ->
         return
     program, recipe, option, config, *overrides = words
     assert (program, option) == ("python", "--config")
-    problems = validate(load_task_type(recipe), config, overrides, elsewhere=True).problems
+    problems = validate(shipped(recipe), config, overrides, elsewhere=True).problems
     assert [each for each in problems if "`toolkit data get " not in each] == []  # its data are downloaded
     assert overrides[-1].startswith("output_dir=outputs/")
 

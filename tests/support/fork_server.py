@@ -110,7 +110,7 @@ def wait(child: int, seconds: float) -> int | None:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() >= deadline:
             return None
-        time.sleep(0.002)
+        time.sleep(0.01)
 
 
 def import_listed(file: Path) -> int:
