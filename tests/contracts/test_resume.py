@@ -251,7 +251,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.slow), "after"])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_run_without_checkpoints_that_was_killed_while_it_wrote_its_model_starts_again(tmp_path, moment):
     settings = ("checkpoint.save_steps=null", "train.max_steps=4")
     python, *script = command(tmp_path / "killed", *settings)

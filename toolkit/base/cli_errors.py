@@ -155,7 +155,7 @@ def unexpected(error: Exception) -> str:
     for sign, message in KNOWN.items():
         if sign in text and not is_full(error):
             return f"{text.splitlines()[0]}\n{message}"
-    if isinstance(error, MemoryError) or any(sign in text for sign in NO_MEMORY):
+    if isinstance(error, MemoryError) or any(sign in f"{text}\n" for sign in NO_MEMORY):
         return (
             f"{text.splitlines()[0]}\nThe machine, or a limit (`ulimit -a`, a container, the scheduler), gives this "
             "process too little memory or too few threads: lower train.per_device_train_batch_size and "
@@ -207,12 +207,9 @@ KNOWN = {
 
 
 NO_MEMORY = (
-    "can't start new thread",
-    "Cannot allocate memory",
-    "can't allocate memory",
-    "not enough memory",
-    "std::bad_alloc",
-    "Resource temporarily unavailable",
+    *("can't start new thread", "Resource temporarily unavailable"),
+    *("Cannot allocate memory", "can't allocate memory", "not enough memory", "std::bad_alloc"),
+    "could not create a primitive\n",  # oneDNN; where it has no such operation, it says "primitive descriptor"
 )
 """Parts of the messages of libraries when the system gives no more memory or threads."""
 

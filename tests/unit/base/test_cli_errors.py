@@ -83,6 +83,7 @@ def test_errors_of_libraries_say_what_to_do(text: str, advice: str) -> None:
         RuntimeError("can't start new thread"),
         MemoryError(),
         OSError(12, os.strerror(12)),
+        RuntimeError("could not create a primitive"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried 9"),
     ],
 )

@@ -193,6 +193,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_jobs_of_a_machine_do_not_collide(data, tmp_path):
     for number in range(40):
         write(tmp_path / "set" / "a" / f"more{number}.png", os.urandom(50_000))

@@ -99,6 +99,7 @@ def test_an_onnx_file_answers_as_the_run_and_is_described(run, tmp_path, capsys)
     assert script_answers(folder, "--text", TEXTS[0])[0]["prediction"] in ("negative", "positive")
 
 
+@pytest.mark.slow
 def test_int8_states_what_it_changes(run, tmp_path):
     folder, parity = exported_as(run, "int8", tmp_path)
     assert parity["allowed_difference"] is None
@@ -226,7 +227,7 @@ def test_an_encoder_decoder_generates_as_its_run_does(name, beams, tmp_path):
     assert any(row["prediction"] for row in script_answers(folder, rows))
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "labels", "settings"),
     [

@@ -378,6 +378,7 @@ def test_equal_machines_share_a_comparison(comparison, monkeypatch):
         assert [repeat.state for repeat in repeats_of(asked)] == states
 
 
+@pytest.mark.slow
 def test_another_question_is_run_anew(comparison, tmp_path):
     asked, _ = comparison("adamw_torch", "adafactor", seeds=(1,))
     run_repeats(asked, repeats_of(asked), lambda: None)

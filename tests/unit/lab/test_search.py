@@ -116,7 +116,7 @@ def test_a_search_that_goes_on_does_only_the_rest_and_says_the_same(make):
     assert longer.best["value"] >= whole.best["value"]
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["random", "tpe", "gp", "cmaes"])
 def test_points_do_not_depend_on_interruptions(make, tmp_path, method):
     search, _ = make

@@ -185,6 +185,7 @@ def test_a_damaged_folder_is_not_said_to_be_missing(tmp_path):
     assert "Hub" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_code_is_not_imported_while_tensors_have_no_memory():
     """What a library computes while it is imported would have no values either."""
     code = """

@@ -45,6 +45,7 @@ def measured(**environment: str) -> tuple[int, int]:
     return faults, bytes_held
 
 
+@pytest.mark.slow
 @needs_glibc
 def test_the_memory_of_a_step_is_used_again_and_returned_at_the_end():
     faults, held = measured()
