@@ -30,7 +30,7 @@ SLOW = (
     *(f"stage1:{run}" for run in ("qa", "trainer-reviews", "freeze", "momentum", "budget")),
     *(f"stage{n}-offload:reviews" for n in (1, 2, 3)),
 )
-"""The stage that splits everything has all runs; the others, of which it has the code, those that differ in them."""
+"""All runs for stage 3, which splits everything; for stages 1 and 2, runs for the code that differs there."""
 STAGES = ("stage1:reviews", "stage2:reviews", "stage3:reviews")
 
 
@@ -85,7 +85,7 @@ def test_each_process_holds_its_share(output, stage):
 
 
 @pytest.mark.slow
-def test_every_run_of_every_stage_is_that_of_one_process(tmp_path):
+def test_runs_of_every_stage_are_those_of_one_process(tmp_path):
     launch([Path(deepspeed_runs.__file__), tmp_path, *SLOW], 2, timeout=900)
     deepspeed_runs.main(tmp_path, *dict.fromkeys(reference(name) for name in SLOW))
     for name in SLOW:

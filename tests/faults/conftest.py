@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_runs import argv
 from faults import RECORD, SEED, SHARE, Faults, from_environment
 from file_faults import built
 from forked import ForkServer
@@ -48,8 +47,6 @@ def faults() -> Iterator[Faults]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     folder = tmp_path_factory.mktemp("server")
     with ForkServer(folder, built(folder)) as started:
-        started.warm_up(argv(folder / "warm"))
-        started.warm_up(argv(folder / "warm-trainer", "engine=trainer"))
         yield started
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -114,11 +112,6 @@ def limit_memory(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def list_modules(path: str) -> None:
-    """Writes the names of all imported modules when the process ends."""
-    atexit.register(lambda: Path(path).write_text(json.dumps(sorted(set(sys.modules) - {"__main__"}))))
-
-
 def no_prediction() -> None:
     """Leaves out the prediction of memory in the report, which takes longer than such a small run."""
     from toolkit.base.errors import InputError
@@ -142,7 +135,6 @@ HOOKS: dict[str, Callable[..., None]] = {
         arm,
         kill_at,
         limit_memory,
-        list_modules,
         log_rows,
         no_prediction,
         shift_clock,

@@ -5,7 +5,6 @@ It reads one JSON request per line and answers with one line:
     {"start": {"argv": [...], "env": {...}, "whole": whether `env` replaces that of the server, "folder": working
                directory or null, "log": file, "errors": file, "hooks": [[name, arguments], ...]}} -> process id
     {"wait": process id, "seconds": s} -> exit status (negative for a signal), null if it still runs
-    {"import": file} -> number of modules that were imported
 
 `argv` is the command line of a recipe or, beginning with `toolkit` or `python`, of that command. Where such a child
 starts Python itself, as a launcher starts ranks, this is a fork, too (`forking.py`).
@@ -14,7 +13,6 @@ starts Python itself, as a launcher starts ranks, this is a fork, too (`forking.
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import signal
@@ -27,16 +25,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import accelerate.commands.launch  # noqa: F401
-import datasets  # noqa: F401
 import forking
 import runs
-import sklearn.metrics  # noqa: F401
 import torch.distributed.run  # noqa: F401
 from accelerate.state import AcceleratorState
 from tqdm import tqdm
-from transformers import Trainer  # noqa: F401
 
-import toolkit.run  # noqa: F401
 from toolkit.recipe import load_task_type
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,12 +41,7 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
     gc.freeze()  # what is imported is never garbage, and looking through it takes half a second
     for line in requests:
         request = json.loads(line)
-        if "start" in request:
-            answer: Any = start(request["start"])
-        elif "wait" in request:
-            answer = wait(request["wait"], request["seconds"])
-        else:
-            answer = import_listed(Path(request["import"]))
+        answer = start(request["start"]) if "start" in request else wait(request["wait"], request["seconds"])
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
@@ -113,25 +102,12 @@ def wait(child: int, seconds: float) -> int | None:
         time.sleep(0.01)
 
 
-def import_listed(file: Path) -> int:
-    """Imports modules by name that a child has used, so that further children need not."""
-    count = 0
-    for name in json.loads(file.read_text()):
-        if name not in sys.modules:
-            try:
-                importlib.import_module(name)
-                count += 1
-            except Exception:  # a module that a library makes while it runs
-                continue
-    gc.freeze()
-    return count
-
-
 def warm_up() -> None:
-    """Trains once, so that no child need import, compile and check for itself what every run uses."""
+    """Trains once with each engine, so that no child need import, compile and check for itself what every run uses."""
     tqdm.monitor_interval = 0  # a fork has no threads of its parent
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nothing, redirect_stdout(nothing):
-        runs.train("reviews", Path(folder) / "run", "train.max_steps=1", double=True)
+        for engine in ("loop", "trainer"):
+            runs.train("reviews", Path(folder) / engine, "train.max_steps=1", f"engine={engine}", double=True)
     AcceleratorState._reset_state(reset_partial_state=True)
 
 

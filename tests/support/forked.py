@@ -247,13 +247,6 @@ class ForkServer:
         """Runs a command line to its end; arguments are those of `start`."""
         return self.start(argv, **settings).wait(seconds)
 
-    def warm_up(self, argv: Sequence[str | Path]) -> None:
-        """Runs a command line, and imports in the server what it needed."""
-        modules = self.folder / f"modules-{self._number}.json"
-        ended = self.run(argv, hooks=[("list_modules", {"path": str(modules)})])
-        assert ended.code == 0, ended.output
-        self.ask({"import": str(modules)})
-
 
 def free_port() -> int:
     """Returns a port that nobody listens at now."""

@@ -101,15 +101,15 @@ def train_recipe(
     return result
 
 
-def shipped(recipe: Path) -> type[Task]:
-    """Returns the task of a shipped recipe, loaded once: checking the settings of a new class takes 0.1 s longer."""
+def shipped(recipe: str | Path) -> type[Task]:
+    """Returns the task of a recipe of the repository, loaded once: a new class makes checking its settings slower."""
     task_type, module = _loaded(recipe)
     sys.modules[task_type.__module__] = module  # a copy may have been loaded since
     return task_type
 
 
 @cache
-def _loaded(recipe: Path) -> tuple[type[Task], ModuleType]:
+def _loaded(recipe: str | Path) -> tuple[type[Task], ModuleType]:
     task_type = load_task_type(recipe)
     return task_type, sys.modules[task_type.__module__]
 

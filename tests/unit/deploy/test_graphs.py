@@ -51,7 +51,7 @@ KINDS = {
     "reviews/smoke_audio": [{"audio": path} for path in media("audio")],
 }
 """Rows for a run of each kind of graph."""
-ONNX_ONLY = ("token_classification", "language_modeling/smoke_chat", "reviews", "qa", "translation")
+ONNX_ONLY = ("token_classification", "language_modeling/smoke_chat", "reviews", "translation")
 """Of which another kind, or another test, has the same model as a `torch.export`."""
 
 
