@@ -13,6 +13,7 @@ from pathlib import Path
 import failing_rank
 import psutil
 import pytest
+from forked import show_stacks
 from launching import Process, begin, launch_command
 from runs import TINY
 from stopping import DROPOUT, LONG, command, start, wait_for_step
@@ -43,14 +44,16 @@ def run_with(fault: str, rank: int, output_dir: Path, *settings: str, launcher: 
     """Returns the exit code and the output of a run on two processes, of which one has a fault."""
     script = [str(failing_rank.__file__), fault, str(rank), *arguments(output_dir, HEARTBEAT, *settings)]
     log = output_dir.with_name("log")
-    return gone(begin(launchers(script)[launcher], log), 300), log.read_text()
+    return gone(begin(launchers(script)[launcher], log), 300, log), log.read_text()
 
 
-def gone(process: Process, seconds: float) -> int:
+def gone(process: Process, seconds: float, log: Path) -> int:
     """Waits until a launcher and every process that it started have ended; returns its exit code."""
     family, until = dict[int, psutil.Process](), time.monotonic() + seconds
     while process.poll() is None:
-        assert time.monotonic() < until
+        if time.monotonic() > until:
+            show_stacks([process.pid])
+            raise AssertionError(log.read_text())
         family |= {each.pid: each for each in psutil.Process(process.pid).children(recursive=True)}
         time.sleep(0.05)
     _, alive = psutil.wait_procs(family.values(), timeout=max(0.0, until - time.monotonic()))
@@ -140,7 +143,7 @@ def test_a_loader_worker_that_is_stopped_is_found(tmp_path):
     (worker,) = psutil.Process(process.pid).children()
     worker.suspend()
     begun = time.monotonic()
-    assert gone(process, 60) == 1, log.read_text()
+    assert gone(process, 60, log) == 1, log.read_text()
     assert time.monotonic() - begun < TIMEOUT + 5
     # The loader names it if it waits for a batch; the heartbeat, if it waits for the worker to end.
     assert re.search(rf"{worker.pid}.* is stopped", log.read_text()), log.read_text()
@@ -159,4 +162,4 @@ def test_ranks_that_are_all_stopped_go_on_when_they_are_continued(tmp_path):
         for rank in ranks:
             os.kill(rank.pid, number)
         time.sleep(seconds)
-    assert gone(process, 120) == 0, log.read_text()
+    assert gone(process, 120, log) == 0, log.read_text()

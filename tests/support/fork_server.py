@@ -12,6 +12,7 @@ starts Python itself, as a launcher starts ranks, this is a fork, too (`forking.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -66,6 +67,7 @@ def prepare(job: dict[str, Any]) -> None:
         os.environ.clear()
     os.environ.update(job["env"])
     tempfile.tempdir = None  # that of these variables
+    faulthandler.register(forking.SHOW_STACKS, file=2)
     if job["folder"] is not None:
         os.chdir(job["folder"])
     sys.argv = list(job["argv"])

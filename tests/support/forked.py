@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
+from forking import SHOW_STACKS
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 120.0
@@ -85,7 +86,9 @@ class Started:
         while not reached():
             if self.poll():
                 return bool(reached())
-            assert time.monotonic() < deadline, self.output()
+            if time.monotonic() > deadline:
+                show_stacks(self.pids)
+                raise AssertionError(self.output())
             time.sleep(0.001)
         return True
 
@@ -125,6 +128,7 @@ class Started:
                 self.kill()
             elif time.monotonic() > deadline:
                 hung = True
+                show_stacks(pid for pid in self.pids if pid not in self._codes)
                 self.kill()
         codes = [self._codes[pid] for pid in self.pids]
         return Ended(codes, self.output(), hung, time.monotonic() - self.began)
@@ -246,6 +250,16 @@ class ForkServer:
     def run(self, argv: Sequence[str | Path], *, seconds: float = LIMIT_SECONDS, **settings: Any) -> Ended:
         """Runs a command line to its end; arguments are those of `start`."""
         return self.start(argv, **settings).wait(seconds)
+
+
+def show_stacks(pids: Iterable[int]) -> None:
+    """Makes forks, and what they have forked, write the stacks of their threads to their logs."""
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(pid)
+            for process in (parent, *parent.children(recursive=True)):
+                process.send_signal(SHOW_STACKS)
+    time.sleep(1)
 
 
 def free_port() -> int:

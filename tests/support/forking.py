@@ -19,6 +19,8 @@ from typing import Any, NoReturn
 
 READ_ONCE = ("HF_", "OMP_", "MKL_", "LD_", "MPL")
 """Beginnings of environment variables that libraries read while they are imported."""
+SHOW_STACKS = signal.SIGRTMIN
+"""The signal at which a fork, and what it forks, write the stacks of their threads."""
 
 
 def fork_python() -> None:

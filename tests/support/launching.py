@@ -15,7 +15,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import psutil
-from forked import Forked, ForkServer
+from forked import Forked, ForkServer, show_stacks
 from forking import read_once
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,6 +144,7 @@ def run(
             ended = True
         except subprocess.TimeoutExpired:
             ended = False
+            show_stacks([process.pid])
             kill_tree(process.pid)
             process.wait()
         result = CompletedProcess(command, process.returncode, out.read_text(), err.read_text())

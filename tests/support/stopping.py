@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forked import show_stacks
 from launching import Process, begin, launch_command
 from runs import ROOT, TINY, train
 
@@ -80,7 +81,9 @@ def wait_for_step(process: Process, output_dir: Path, step: int, log: Path) -> N
     deadline = time.monotonic() + 300
     while not (metrics.exists() and metrics.read_bytes().count(b'"loss"') >= step):
         assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
+        if time.monotonic() > deadline:
+            show_stacks([process.pid])
+            raise AssertionError(log.read_text())
         time.sleep(0.005)
 
 
