@@ -14,7 +14,7 @@ import failing_rank
 import psutil
 import pytest
 from forked import show_stacks
-from launching import Process, begin, launch_command
+from launching import Process, begin, kill_tree, launch_command
 from runs import TINY
 from stopping import DROPOUT, LONG, command, start, wait_for_step
 
@@ -53,6 +53,7 @@ def gone(process: Process, seconds: float, log: Path) -> int:
     while process.poll() is None:
         if time.monotonic() > until:
             show_stacks([process.pid])
+            kill_tree(process.pid)
             raise AssertionError(log.read_text())
         family |= {each.pid: each for each in psutil.Process(process.pid).children(recursive=True)}
         time.sleep(0.05)

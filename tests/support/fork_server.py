@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from contextlib import redirect_stdout
@@ -107,10 +108,13 @@ def wait(child: int, seconds: float) -> int | None:
 def warm_up() -> None:
     """Trains once with each engine, so that no child need import, compile and check for itself what every run uses."""
     tqdm.monitor_interval = 0  # a fork has no threads of its parent
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore of all forks, which one that is killed may hold for ever
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nothing, redirect_stdout(nothing):
         for engine in ("loop", "trainer"):
             runs.train("reviews", Path(folder) / engine, "train.max_steps=1", f"engine={engine}", double=True)
     AcceleratorState._reset_state(reset_partial_state=True)
+    if sys.platform == "linux":
+        assert "/dev/shm" not in Path("/proc/self/maps").read_text()  # nothing that forks would share
 
 
 if __name__ == "__main__":

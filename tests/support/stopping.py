@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from forked import show_stacks
-from launching import Process, begin, launch_command
+from launching import Process, begin, kill_tree, launch_command
 from runs import ROOT, TINY, train
 
 from toolkit.engine.evaluation import Evaluator
@@ -83,6 +83,7 @@ def wait_for_step(process: Process, output_dir: Path, step: int, log: Path) -> N
         assert process.poll() is None, log.read_text()
         if time.monotonic() > deadline:
             show_stacks([process.pid])
+            kill_tree(process.pid)
             raise AssertionError(log.read_text())
         time.sleep(0.005)
 
