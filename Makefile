@@ -17,6 +17,9 @@ BENCHMARKS := $(sort $(filter-out benchmarks/bench_gpu.py, $(wildcard benchmarks
 .PHONY: help setup demo smoke test test-slow test-benchmarks test-deepspeed test-real test-faults soak quality \
     bench wheel worked-example docs
 
+# Setup compiles nothing in advance, so what Python has compiled must be kept: each import would take three times as long.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Nothing below may need a network once setup is done.
 demo smoke test test-slow test-benchmarks test-deepspeed test-real test-faults soak docs: export HF_HUB_OFFLINE := 1
 
