@@ -104,6 +104,7 @@ def test_a_step_that_is_left_out_waits_for_the_copy_too(tmp_path, monkeypatch):
     assert_same_checkpoints(tmp_path / "waiting", tmp_path / "async")
 
 
+@pytest.mark.slow
 def test_going_back_uses_the_checkpoint_that_was_still_being_written(tmp_path, monkeypatch, capsys):
     """Step 4 is bad, while the checkpoint of step 2 is written."""
     with bad_windows([4]):

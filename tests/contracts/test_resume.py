@@ -268,7 +268,8 @@ def test_a_run_without_checkpoints_that_was_killed_while_it_wrote_its_model_star
     }
 
 
-@pytest.mark.parametrize("engine", ["loop", pytest.param("trainer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_sigterm_saves_the_step_and_exits_143(tmp_path, engine):
     log = tmp_path / "log"
     run = start(tmp_path / "run", log, *LONG, "checkpoint.save_steps=null", f"engine={engine}")

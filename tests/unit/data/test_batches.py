@@ -15,6 +15,7 @@ WORKERS = ("train.dataloader_num_workers=2", "train.dataloader_persistent_worker
            "train.dataloader_prefetch_factor=3")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.fast(1)
 def test_augmentation_follows_the_epoch_in_workers_that_persist(tmp_path):
     train("reviews/smoke_image", tmp_path / "none", *RUN)

@@ -64,6 +64,7 @@ def test_masks_do_not_widen_what_is_allowed(mask, monkeypatch):
         compared(run, Model(1.0), SimpleNamespace(features=None))
 
 
+@pytest.mark.slow
 def test_a_single_row_is_repeated_and_what_cannot_be_traced_is_rejected(tmp_path):
     class Model(nn.Module):
         def forward(self, input_ids, scale):

@@ -68,6 +68,7 @@ def run(finished, tmp_path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_an_onnx_file_answers_as_the_run_and_is_described(run, tmp_path, capsys):
     folder, parity = exported_as(run, "onnx", tmp_path, "--parity-rows", "3")
     assert parity["format"] == "onnx"
@@ -116,6 +117,7 @@ def test_int8_states_what_it_changes(run, tmp_path):
     assert theirs == pytest.approx(ours, abs=0.1, nan_ok=True)  # the label may differ where two are as likely
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_into_every_format(tmp_path, capsys):
     adapters = ("model.peft.method=lora", "train.learning_rate=0.5")
     train("token_classification", tmp_path / "run", *FEW, *adapters)

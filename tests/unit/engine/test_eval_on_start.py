@@ -16,6 +16,7 @@ def figures(folder):
     return json.loads((folder / "run.json").read_text())["result"]
 
 
+@pytest.mark.slow
 def test_scores_before_training_change_nothing_and_are_kept_over_a_resume(tmp_path):
     plain, loop, trainer, resumed = (tmp_path / name for name in ("plain", "loop", "trainer", "resumed"))
     train("reviews", plain, *FEW, "train.early_stopping_patience=5")

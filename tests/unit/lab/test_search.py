@@ -295,6 +295,7 @@ def test_a_search_in_which_everything_fails_ends(make):
     assert len(log.read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_a_space_without_a_possible_point_ends(make):
     search, log = make
     smoothing = Dimension("train.optim_args", ("{momentum: 0.9}", "{momentum: 0.8}"))

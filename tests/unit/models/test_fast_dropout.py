@@ -295,6 +295,7 @@ def test_what_auto_becomes():
     assert not is_chosen(TrainConfig(torch_compile=True), cpu)
 
 
+@pytest.mark.slow
 def test_a_run_names_it_and_rejects_to_resume_with_another(tmp_path, monkeypatch):
     train("reviews", tmp_path / "whole", *DROPOUT)
     stop_before = stopper(monkeypatch)

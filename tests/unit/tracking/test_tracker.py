@@ -335,6 +335,7 @@ def test_a_tracker_that_is_missing_is_named_with_its_extra(output_dir, monkeypat
     ]
 
 
+@pytest.mark.slow
 def test_mlflow_keeps_one_run_with_every_step_once(output_dir):
     cfg = settings(output_dir, "tracking.report_to=[mlflow]", "tracking.run_name=mine")
     write(cfg, range(1, 4), 0.0)
