@@ -38,8 +38,6 @@ for name in list(os.environ):
     if name.startswith("ACCELERATE_") or name in OWN:
         del os.environ[name]
 
-RARELY = (50_000, 20, 50)
-"""Thresholds of garbage collection that save a tenth of a short run; a run's own collections stay."""
 ROOT = Path(__file__).resolve().parents[1]
 REAL_DATA = (ROOT / "data", ROOT.parent / "shared" / "data")
 """Where public datasets may be, as `toolkit data get` makes them."""
@@ -49,7 +47,6 @@ def pytest_collection_finish() -> None:
     """Lets no collection of garbage visit what libraries and tests have made by now, half a second each time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*RARELY)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,8 +13,7 @@ from pathlib import Path
 import failing_rank
 import psutil
 import pytest
-from forked import show_stacks
-from launching import Process, begin, kill_tree, launch_command
+from launching import Process, begin, fail_hung, launch_command
 from runs import TINY
 from stopping import DROPOUT, LONG, command, start, wait_for_step
 
@@ -52,9 +51,7 @@ def gone(process: Process, seconds: float, log: Path) -> int:
     family, until = dict[int, psutil.Process](), time.monotonic() + seconds
     while process.poll() is None:
         if time.monotonic() > until:
-            show_stacks([process.pid])
-            kill_tree(process.pid)
-            raise AssertionError(log.read_text())
+            fail_hung(process.pid, log)
         family |= {each.pid: each for each in psutil.Process(process.pid).children(recursive=True)}
         time.sleep(0.05)
     _, alive = psutil.wait_procs(family.values(), timeout=max(0.0, until - time.monotonic()))

@@ -12,7 +12,7 @@ from functools import cache
 from inspect import signature
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 from forked import Forked, ForkServer, show_stacks
@@ -153,6 +153,13 @@ def run(
     assert ended, report
     assert not check or result.returncode == 0, report
     return result
+
+
+def fail_hung(pid: int, log: Path) -> NoReturn:
+    """Fails with a process's log, to which it and its descendants add their stacks before they are killed."""
+    show_stacks([pid])
+    kill_tree(pid)
+    raise AssertionError(log.read_text())
 
 
 def kill_tree(pid: int) -> None:

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forked import show_stacks
-from launching import Process, begin, kill_tree, launch_command
+from launching import Process, begin, fail_hung, launch_command
 from runs import ROOT, TINY, train
 
 from toolkit.engine.evaluation import Evaluator
@@ -82,9 +81,7 @@ def wait_for_step(process: Process, output_dir: Path, step: int, log: Path) -> N
     while not (metrics.exists() and metrics.read_bytes().count(b'"loss"') >= step):
         assert process.poll() is None, log.read_text()
         if time.monotonic() > deadline:
-            show_stacks([process.pid])
-            kill_tree(process.pid)
-            raise AssertionError(log.read_text())
+            fail_hung(process.pid, log)
         time.sleep(0.005)
 
 

@@ -16,7 +16,6 @@ WORKERS = ("train.dataloader_num_workers=2", "train.dataloader_persistent_worker
 
 
 @pytest.mark.slow
-@pytest.mark.fast(1)
 def test_augmentation_follows_the_epoch_in_workers_that_persist(tmp_path):
     train("reviews/smoke_image", tmp_path / "none", *RUN)
     for engine in ("loop", "trainer"):
