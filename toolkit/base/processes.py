@@ -1,4 +1,4 @@
-"""The rank of this process and how it ends, from the environment alone; imports nothing heavy."""
+"""The rank of this process, its threads and how it ends; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
@@ -85,6 +85,28 @@ def outlive_terminal() -> None:
         stream = getattr(sys, name)
         if stream.isatty():
             setattr(sys, name, _OutlivingStream(stream))
+
+
+THREAD_SECONDS = 30.0
+"""How long a thread may take to begin."""
+
+
+class Thread(threading.Thread):
+    """A daemon thread. Its `start` raises MemoryError if there is no memory for the first call in the new thread.
+
+    Python only prints that error, and the thread that called `start` waits for ever (CPython up to 3.14).
+    """
+
+    def __init__(self, work: Callable[[], object], name: str) -> None:
+        super().__init__(target=work, name=name, daemon=True)
+        self._started = _Started()
+
+
+class _Started(threading.Event):
+    def wait(self, timeout: float | None = None) -> bool:
+        if not super().wait(THREAD_SECONDS if timeout is None else timeout):
+            raise MemoryError("too little memory to start a thread")
+        return True
 
 
 def is_launched(environ: Mapping[str, str] = os.environ) -> bool:

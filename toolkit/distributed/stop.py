@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from toolkit.base.errors import Interrupted
-from toolkit.base.processes import ECHO_SECONDS, STOP_SIGNALS, heeded_signals, leave_closed_terminal
+from toolkit.base.processes import ECHO_SECONDS, STOP_SIGNALS, Thread, heeded_signals, leave_closed_terminal
 
 POLL_SECONDS = 0.2
 ELASTIC_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -76,7 +76,7 @@ class StopSignal:
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
             self._previous_writer = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread = Thread(self._watch, "stop")
             self._thread.start()
         return self
 

@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from toolkit.base.cli_errors import EXPIRED
 from toolkit.base.console import report_error, warn
-from toolkit.base.processes import EXIT_STALLED
+from toolkit.base.processes import EXIT_STALLED, Thread
 from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collectives import objects_of_all
 from toolkit.distributed.stop import active_stop
@@ -273,7 +273,7 @@ def watched_workers(timeout: float) -> Iterator[None]:
                 end_stopped_workers(activity, timeout)
             last = now
 
-    thread = threading.Thread(target=watch, name="heartbeat", daemon=True)
+    thread = Thread(watch, "heartbeat")
     thread.start()
     try:
         yield
@@ -302,6 +302,11 @@ LATE = "has not come to a collective in which others wait, and does not compute"
 SLOW = "has not come to a collective in which others waited until that timed out (train.ddp_timeout)"
 TIMES_SENT = 3
 """Datagrams can be lost: what ends the run is sent this often."""
+
+
+def _end_late() -> NoReturn:
+    time.sleep(END_SECONDS)
+    os._exit(EXIT_STALLED)
 
 
 @contextmanager
@@ -360,7 +365,7 @@ class Watch:
             self.ranks[peer.rank] = Seen(Neighbour(peer.pid) if local else None, Beat(peer.rank))
         self._main, self.warned = threading.get_ident(), False
         self._activity, self.ended = Activity(), threading.Event()
-        self._thread = threading.Thread(target=self.run, name="heartbeat", daemon=True)
+        self._thread = Thread(self.run, "heartbeat")
         self._thread.start()
         heartbeat_has_begun()
 
@@ -492,10 +497,8 @@ class Watch:
 
     def end(self, stalled: Mapping[int, str]) -> NoReturn:
         """Tells the others, writes stacks and the message, kills stalled ranks of this machine, ends this process."""
-        guard = threading.Timer(END_SECONDS, os._exit, [EXIT_STALLED])
-        guard.daemon = True
-        with suppress(RuntimeError):  # the system gives no more threads
-            guard.start()
+        with suppress(RuntimeError, MemoryError):  # the system gives no more threads
+            Thread(_end_late, "guard").start()
         with suppress(Exception):
             for _ in range(TIMES_SENT):
                 self.beats.send(Beat(self.rank, stalled=dict(stalled)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -21,7 +20,7 @@ from toolkit.api.strategy import Strategy
 from toolkit.api.training import Callback, Training
 from toolkit.base.console import counted, format_bytes, say, warn
 from toolkit.base.errors import CheckpointError, ToolkitError
-from toolkit.base.processes import STOP_SIGNALS
+from toolkit.base.processes import STOP_SIGNALS, Thread
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint import contents, store
 from toolkit.checkpoint.manifest import require_intact
@@ -69,7 +68,7 @@ class BackgroundSave:
 
     def __init__(self, num_processes: int = 1) -> None:
         self._num_processes = num_processes
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._copy: Copy | None = None
         self._error: BaseException | None = None
         self.state = Flight.IDLE
@@ -95,8 +94,9 @@ class BackgroundSave:
         """Starts a thread that completes copies and writes them."""
         assert self.state is Flight.IDLE, "one checkpoint at a time"
         self._copy, self.state = copy, Flight.COPYING
-        self._thread = threading.Thread(target=self._run, args=(copy, write), name="checkpoint", daemon=True)
-        self._thread.start()
+        thread = Thread(lambda: self._run(copy, write), "checkpoint")
+        thread.start()
+        self._thread = thread
 
     def wait_for_copy(self) -> None:
         """Returns when what is saved may change."""

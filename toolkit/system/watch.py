@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import psutil
 
 from toolkit.base.console import warn
 from toolkit.base.files import why
+from toolkit.base.processes import Thread
 from toolkit.system.activity import LEAST_SHARE, SHORTAGE, disk_bytes, machine_id
 from toolkit.system.limits import threads_per_process
 
@@ -300,7 +302,7 @@ class SystemWatch:
         self.interval, self.rank = interval, rank
         self._began = 0.0
         self._ended, self._lock = threading.Event(), threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self.file: IO[bytes] | None = None
         self._step: Callable[[], int] = int
         self._joules: dict[str, float] = {}
@@ -350,7 +352,7 @@ class SystemWatch:
         self._open(path)
         self.guarded(self.sample)
         self._before = dict(self._joules)
-        self._thread = threading.Thread(target=self._run, args=(self.interval,), name="system", daemon=True)
+        self._thread = Thread(partial(self._run, self.interval), "system")
         self._thread.start()
 
     def joules(self) -> dict[str, float]:

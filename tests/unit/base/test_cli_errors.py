@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from toolkit.base import processes
 from toolkit.base.cli_errors import EXIT_INTERRUPT, unexpected
 from toolkit.base.errors import InputError
+from toolkit.base.processes import Thread
 from toolkit.base.trust import require_trusted, trust
 
 SLOW_TO_STOP = """
@@ -91,3 +94,16 @@ def test_too_little_memory_is_a_message(error: Exception) -> None:
     text = unexpected(error)
     assert "lower train.per_device_train_batch_size" in text
     assert "Traceback" not in text
+
+
+def test_a_thread_that_cannot_begin_is_an_error_and_no_endless_wait(monkeypatch):
+    begun = threading.Event()
+    thread = Thread(begun.set, "one")
+    thread.start()
+    thread.join()
+    assert begun.is_set()
+    monkeypatch.setattr(processes, "THREAD_SECONDS", 0.01)
+    dead = Thread(begun.clear, "two")
+    monkeypatch.setattr(dead, "_bootstrap", lambda: None)  # as after a MemoryError in the first call of a thread
+    with pytest.raises(MemoryError):
+        dead.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from toolkit.api.random import RowRandom
 from toolkit.base.cli_errors import unexpected
 from toolkit.base.console import report_error
 from toolkit.base.errors import DataError
+from toolkit.base.processes import Thread
 from toolkit.data.batching.batches import collate
 from toolkit.data.batching.budget import lengths_of
 from toolkit.data.batching.order import evaluation_batches
@@ -124,7 +124,7 @@ class Worker:
         self._run, self._batch_wait = run, batch_wait
         self._queue: queue.Queue[Job | None] = queue.Queue()
         self._jobs: deque[Job] = deque()
-        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread = Thread(self._work, "model")
         self._ending = False
         self.failure = ""
         """Why nothing more can be computed, if that is so."""

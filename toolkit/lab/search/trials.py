@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import write_json, written_folder
-from toolkit.base.processes import STOP_SIGNALS
+from toolkit.base.processes import STOP_SIGNALS, Thread
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.checkpoint.manifest import write_manifest
 from toolkit.checkpoint.output_folder import FolderInUse, OutputLock
@@ -171,7 +170,7 @@ class Threads:
         """Starts a function, whose argument is its slot."""
         slot = self._slots.pop(0)
         self.running.add(number)
-        threading.Thread(target=self._run, args=(number, slot, work), daemon=True).start()
+        Thread(lambda: self._run(number, slot, work), f"trial {number}").start()
 
     def _run(self, number: int, slot: int, work: Callable[[int], Result]) -> None:
         try:
