@@ -78,19 +78,10 @@ class Request:
 
 
 def run_apart(work: str, job: Mapping[str, Any], launch: Launch, timeout: float | None = None) -> Any:
-    """Calls a function in processes of its own, which write into a temporary folder.
+    """Calls a function of `toolkit.lab.worker.WORK` in processes of its own; returns its result on the first rank.
 
-    Args:
-        work: key of the function in `toolkit.lab.worker.WORK`.
-        job: its argument; a run gets its output folder as a further override.
-        launch: how the processes are started.
-        timeout: seconds after which they are killed, or None.
-
-    Returns:
-        The function's result on the first rank.
-
-    Raises:
-        RunError: if the processes fail.
+    They write into a temporary folder, into which a run gets its `output_dir`, too, and are killed after `timeout`
+    seconds. Raises RunError if they fail.
     """
     with TemporaryDirectory(prefix=f"{work}-") as name:
         folder = Path(name)

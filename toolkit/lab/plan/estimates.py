@@ -113,18 +113,10 @@ def _activations(f: Footprint, mesh: Mesh, schedule: str, window: int) -> float:
 def _peak(
     f: Footprint, replica: float, parameters: float, gradients: float, state: float, spared: float, logits: float
 ) -> int:
-    """Returns the peak in bytes of a process that holds only parts of a single device's memory.
+    """Returns the peak in bytes of a process that holds only these shares of a single device's memory.
 
-    Without all gradients, the peak may move to the beginning of the backward pass.
-
-    Args:
-        f: memory of a step on a single device.
-        replica: share of the weights that the process computes with, and so of their mixed-precision copies.
-        parameters: share of the weights that it holds between two steps.
-        gradients: share of the gradients that it holds at the peak.
-        state: share of the optimizer's state and copies of weights that it holds.
-        spared: bytes of activations that it does not hold.
-        logits: bytes of the logits that it holds.
+    `replica` is the share of weights that it computes with, `parameters` that it holds between two steps; `spared` are
+    bytes of activations that it does not hold. Without all gradients, the peak may move to the backward pass's start.
     """
     states = f.states - (1 - parameters) * f.parameters - (1 - state) * (f.optimizer_state + f.copies)
     copies = (1 - replica) * f.weight_copies

@@ -288,18 +288,9 @@ def _check_failures(found: list[FrozenTrial]) -> None:
 
 
 def replace_run(child: Path, parent: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-    """Replaces a member's run by its parent's newest checkpoint, with other settings, and returns the step.
+    """Replaces a member's run by its parent's newest checkpoint, with the child's settings, and returns the step.
 
-    The checkpoint is bit-identical to the parent's except for the changed settings in its `state.json`.
-
-    Args:
-        child: output folder of the run to replace.
-        parent: output folder of the run to copy.
-        before: the parent's settings of the space.
-        after: the child's.
-
-    Raises:
-        RunError: if the parent has no checkpoint.
+    Bits are the parent's except for the changed settings in `state.json`. Raises RunError without a checkpoint.
     """
     found, messages = latest(RunFolder(parent).checkpoints)
     if found is None:
