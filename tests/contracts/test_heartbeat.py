@@ -23,8 +23,8 @@ pytestmark = pytest.mark.distributed
 
 TIMEOUT = 3.0
 HEARTBEAT = f"train.heartbeat_timeout={TIMEOUT}"
-MARGIN = 1.0
-"""Seconds for the test to see that processes are gone."""
+MARGIN = 15.0
+"""Seconds that a busy machine may take beyond that."""
 
 
 def arguments(output_dir: Path, *settings: str) -> list[str]:
@@ -142,7 +142,7 @@ def test_a_loader_worker_that_is_stopped_is_found(tmp_path):
     worker.suspend()
     begun = time.monotonic()
     assert gone(process, 60, log) == 1, log.read_text()
-    assert time.monotonic() - begun < TIMEOUT + 5
+    assert time.monotonic() - begun < TIMEOUT + 5 + MARGIN
     # The loader names it if it waits for a batch; the heartbeat, if it waits for the worker to end.
     assert re.search(rf"{worker.pid}.* is stopped", log.read_text()), log.read_text()
     assert "Traceback" not in log.read_text()

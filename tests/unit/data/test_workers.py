@@ -146,7 +146,7 @@ def test_a_worker_that_is_stopped_with_nothing_left_to_do_is_ended():
             while psutil.Process(worker.pid).status() != psutil.STATUS_STOPPED:
                 time.sleep(0.01)
         begin = time.monotonic()
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 30
 
 
 def test_a_worker_that_is_killed_is_named():
