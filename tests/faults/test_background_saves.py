@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import killed_saves
 import pytest
 from faults import Faults
-from runs import ROOT, assert_same_weights, lines
+from forked import ForkServer
+from runs import assert_same_weights, lines
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
 
@@ -22,28 +21,31 @@ KILLED = {
     "two-gathered": (2, 6, ("checkpoint.format=full", "parallel.fsdp=2")),
 }
 """Number of processes, of kills, and settings: 50 kills."""
-LENGTH = "train.num_train_epochs=12"
+EPOCHS = 2
+"""Beside one for each kill."""
 ENOUGH = 6
 """With fewer kills, chance decides how many of them come while a checkpoint is written."""
 
 
-def killed(output: Path, kills: int, seed: int, processes: int, *settings: str) -> dict[str, int]:
-    given = [str(output), str(kills), str(seed), str(processes), LENGTH, *settings]
-    script = [sys.executable, killed_saves.__file__, *given]
-    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def killed(server: ForkServer, output: Path, kills: int, seed: int, processes: int, *settings: str) -> dict[str, int]:
+    given = [str(output), *map(str, (kills, seed, processes)), *settings]
+    ended = server.run(["python", killed_saves.__file__, *given], seconds=1800)
+    assert ended.code == 0, ended.output
+    return json.loads(ended.output.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", KILLED)
-def test_a_run_that_is_killed_in_flight_ends_as_one_that_never_was(name: str, tmp_path: Path, faults: Faults) -> None:
+def test_a_run_that_is_killed_in_flight_ends_as_one_that_never_was(
+    name: str, tmp_path: Path, faults: Faults, server: ForkServer
+) -> None:
     """Each part of the run has the other engine than the one before."""
     processes, every, settings = KILLED[name]
-    kills, seed = len(faults.sample(range(every), name, least=2)), faults.random(name).randrange(10**6)
-    counts = killed(tmp_path / "parts", kills, seed, processes, *settings)
+    kills, seed = len(faults.sample(range(every), name, least=1)), faults.random(name).randrange(10**6)
+    settings = (f"train.num_train_epochs={kills + EPOCHS}", *settings)
+    counts = killed(server, tmp_path / "parts", kills, seed, processes, *settings)
     faults.count("kills", counts["killed"])
     assert counts["killed"] == kills
     assert counts["in_flight"] > kills / 3 or kills < ENOUGH
-    killed(tmp_path / "whole", 0, seed, processes, *settings)
+    killed(server, tmp_path / "whole", 0, seed, processes, *settings)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
