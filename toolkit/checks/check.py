@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def _environment() -> Mapping[str, str]:
-    return os.environ
-
-
 @dataclass
 class Case:
     """A run that is checked."""
@@ -32,7 +28,7 @@ class Case:
     cfg: Config  # the settings, with invalid ones replaced by their defaults
     make_task: Callable[[Config], Task]  # creates the recipe's task from settings
     # environment variables with the launcher's settings
-    environ: Mapping[str, str] = field(default_factory=_environment)
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     processes: int | None = None  # number of processes; None takes that of the launcher, which `environ` has
     faulty: Collection[Key] = ()  # keys of the invalid settings
     # returns the message of a problem, with the place where a setting was given

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
-from toolkit.api.batch import BadRow, ExcludedRow, Row
+from toolkit.api.batch import BadRow, ExcludedRow, Processor, Row
 from toolkit.api.task import Task
-from toolkit.base.errors import DataError
+from toolkit.base.errors import DataError, problems_of
 from toolkit.base.files import expanded, kind_of
 from toolkit.config.paths import files_of
 from toolkit.config.sections import DataConfig
-from toolkit.data.columns import columns_in, group_column, is_ragged, require_present
+from toolkit.data.columns import Beside, columns_in, is_ragged, require_present
 from toolkit.data.readers.raw import RawRow, Reading
 from toolkit.data.sources import folder_of, read_rows
-from toolkit.data.table import check_raw
+from toolkit.data.table import NUMBER, check_raw
 
 NUM_ROWS = 100
 """Number of rows of each file that are checked."""
@@ -45,6 +46,28 @@ def first_row_problems(data: DataConfig, task: Task) -> list[str]:
     return problems
 
 
+def lost_row_problems(data: DataConfig, task: Task, processor: Processor) -> list[str]:
+    """Returns which of the first training rows would be lost in tokenising, unless they are skipped.
+
+    Raises InputError if the processor cannot tokenise them.
+    """
+    if not task.has("lost") or not data.train_file or first_row_problems(data, task):
+        return []
+    from datasets import Dataset
+
+    from toolkit.data.tokenise import lost_rows, tokenise
+
+    rows = list(islice(read_rows(data.train_file, Reading.of(data)), NUM_ROWS))
+    good = []
+    columns, folder = columns_in(data.train_file, task, data.columns), folder_of(data.train_file)
+    for row in rows:
+        with suppress(BadRow, ExcludedRow):
+            good.append(check_raw(row, task, columns, True, folder) | {NUMBER: row.number})
+    table = Dataset.from_list(good)
+    found = problems_of(lambda: lost_rows(table, tokenise(table, task, processor, labelled=True), task, data))
+    return [f"data.train_file: of the first {len(rows)} rows, {each}" for each in found]
+
+
 def _unused_columns(data: DataConfig, task: Task) -> list[str]:
     files = [file for file in (data.train_file, data.validation_file, data.test_file) if file]
     if not data.columns or not files or any(columns_in(file, task, data.columns) == data.columns for file in files):
@@ -60,7 +83,7 @@ def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> t
     """
     columns, folder = columns_in(file, task, data.columns), folder_of(file)
     every = partial(read_rows, file, Reading.of(data)) if is_ragged(file) else None
-    require_present(file, rows, every, task, columns, labelled=True, group=group_column(data, task))
+    require_present(file, rows, every, task, columns, labelled=True, beside=Beside.of(data, task))
     good, bad = [], []
     for row in rows:
         try:

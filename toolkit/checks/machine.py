@@ -6,20 +6,50 @@ import importlib.util
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from toolkit.base.console import warn
+from toolkit.api.mesh import Mesh
+from toolkit.base.console import say, warn
 from toolkit.config.messages import show
 from toolkit.config.sections import Config
+from toolkit.config.source import read_file
+from toolkit.system.limits import BF16_FLAGS, cpu_flags
 
-BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""Flags in /proc/cpuinfo of CPUs (x86 or ARM) with native bf16 multiplication."""
 TF32_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (8, 9)
 PROBE_SIZE = 256
 """Number of rows and columns of the matrices whose product is timed."""
+
+
+def launcher_problems(file: Path | None = None) -> list[str]:
+    """Returns why a configuration file of `accelerate launch` is not for this machine; None takes the one in use."""
+    if file is None and (file := _launcher_file()) is None:
+        return []
+    values = read_file(file).values
+    kind = str(values.get("distributed_type"))
+    if kind == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
+        extra = "pip install 'finetune-toolkit[deepspeed]', or set parallel.zero_stage, for which torch is enough"
+        return [f"{file} needs DeepSpeed, which is not installed; {extra}"]
+    if kind == "DEEPSPEED" or values.get("use_cpu") is not False or torch.accelerator.is_available():
+        return []
+    name = {"NO": "cpu", "FSDP": "fsdp2_cpu"}.get(kind, "cpu_2proc")
+    return [f"{file} is for GPUs, and none is visible here; on the CPU, train with accelerate_configs/{name}.yaml"]
+
+
+def _launcher_file() -> Path | None:
+    """Returns the `--config_file` of the `accelerate launch` that has started this process, if it has one."""
+    import psutil
+
+    words: list[str] = []
+    with suppress(psutil.Error):
+        words = [part for word in psutil.Process(os.getppid()).cmdline() for part in word.split("=", 1)]
+    if "ACCELERATE_MIXED_PRECISION" not in os.environ or "--config_file" not in words[:-1]:
+        return None
+    file = Path(words[words.index("--config_file") + 1])
+    return file if file.is_file() else None
 
 
 def precision_problems(cfg: Config) -> list[str]:
@@ -98,8 +128,25 @@ def _capability() -> tuple[int, int]:
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
 
 
-def warn_of_machine(cfg: Config, device: torch.device) -> None:
-    """Warns of what `machine_notes` returns."""
+def placement(cfg: Config, mesh: Mesh, device: torch.device) -> str:
+    """Returns where a run trains: devices, processes, what they share, and the rows of a step."""
+    where = f"{mesh.size} process{'es' if mesh.size > 1 else ''} on {device.type.upper()}"
+    sizes = ", ".join(f"{name} {size}" for name, size in mesh.sizes.items() if size > 1)
+    stage = cfg.parallel.zero_stage or (3 if mesh.fsdp > 1 else 0)
+    parts = ["optimizer state", "gradients", "weights"][:stage]
+    parts += [name for name, size in (("matrices", mesh.tensor), ("layers", mesh.pipeline)) if size > 1]
+    shared = f"; split over processes: {', '.join(parts)}" if parts and mesh.size > 1 else ""
+    found = (
+        f"Training in {where}{f' ({sizes})' if sizes else ''}, {cfg.train.rows_per_step(mesh.data_size)} rows per step"
+    )
+    if mesh.data_size > 1 and cfg.train.global_batch_size is None:
+        shared += "; train.global_batch_size is null, so another number of processes trains another run"
+    return f"{found}{shared}."
+
+
+def warn_of_machine(cfg: Config, mesh: Mesh, device: torch.device) -> None:
+    """Says where the run trains, and warns of what `machine_notes` returns."""
+    say(placement(cfg, mesh, device))
     for note in machine_notes(cfg, device):
         warn(f"{note}.")
 
@@ -111,6 +158,12 @@ def machine_notes(cfg: Config, device: torch.device) -> list[str]:
     if device.type == "cuda" and visible > used:
         each = f"`toolkit train --processes {visible}` uses all"
         notes.append(f"{visible} GPUs are visible, and {used} {'is' if used == 1 else 'are'} used; {each}")
+    load, threads = os.getloadavg()[0], torch.get_num_threads()
+    if device.type == "cpu" and threads > 1 and load > (os.cpu_count() or 1):
+        notes.append(
+            f"the load of this machine is {load:.1f} on {os.cpu_count()} cores: other programs compute, too, and the "
+            f"{threads} threads of each process may wait for each other; OMP_NUM_THREADS={threads // 2} is faster then"
+        )
     if device.type == "cpu" and cfg.train.torch_compile:
         notes.append("train.torch_compile: compilation takes minutes and rarely pays off for small models on a CPU")
     if device.type == "cpu" and cfg.train.mixed_precision == "bf16" and BF16_FLAGS.isdisjoint(cpu_flags()):
@@ -121,16 +174,6 @@ def machine_notes(cfg: Config, device: torch.device) -> list[str]:
                 f"{factor:.1f} times as long as in float32 (measured just now); `no` is faster"
             )
     return notes
-
-
-def cpu_flags(file: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Returns the feature flags of the first CPU; empty if the system does not report them."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    found = [line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))]
-    return frozenset(found[0] if found else ())
 
 
 def bf16_slowdown() -> float:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit import modalities
 from toolkit.base.errors import ConfigError, InputError, problems_of
 from toolkit.base.files import kind_of
+from toolkit.checks import first_rows
 from toolkit.checks.check import Case
 from toolkit.config.paths import source_of
 from toolkit.config.problems import CannotCheck
@@ -157,11 +158,34 @@ def rate_problems(case: Case) -> list[str]:
 
 
 def processor_problems(case: Case) -> list[str]:
-    """Returns why the tokenizer, image processor or feature extractor of a pretrained model cannot be loaded."""
-    if config_problems(case) or (name := source_of(case.cfg).name_or_path) is None:
+    """Returns why the tokenizer, image processor or feature extractor cannot be loaded, or not be used by the task."""
+    if config_problems(case):
         return []
-    modality = modalities.load(case.task.modality)
-    return problems_of(lambda: modality.load_processor(name, source_of(case.cfg), case.task.options))
+    new = source_of(case.cfg).name_or_path is None
+    if new and not case.task.has("processor_problems"):
+        return []
+    if problems := problems_of(lambda: _processor(case)):
+        return problems
+    processor, modality = _processor(case), modalities.load(case.task.modality)
+    problems = [] if new else problems_of(lambda: modality.configure(_config(case), processor, new))
+    return problems or case.task.processor_problems(processor)
+
+
+def lost_row_problems(case: Case) -> list[str]:
+    """Returns which of the first training rows a pretrained model's tokenizer would leave nothing of."""
+    if not case.task.has("lost") or config_problems(case) or processor_problems(case):
+        return []
+    if source_of(case.cfg).name_or_path is None:
+        return []
+    return first_rows.lost_row_problems(case.cfg.data, case.task, _processor(case))
+
+
+def _processor(case: Case) -> Any:
+    """Returns the model's processor, or a new one of no text, which has the same special tokens."""
+    modality, model = modalities.load(case.task.modality), source_of(case.cfg)
+    if model.name_or_path is None:
+        return modality.new_processor(iter(()), _config(case), case.task.options)
+    return modality.load_processor(model.name_or_path, model, case.task.options)
 
 
 def override_problems(case: Case) -> list[str]:
@@ -172,13 +196,8 @@ def override_problems(case: Case) -> list[str]:
     cfg, task = case.cfg, case.task
     if not cfg.model.config_overrides or fit_problems(case) or processor_problems(case):
         return []
-    config, modality, model = _config(case), modalities.load(task.modality), source_of(cfg)
-    source = model.name_or_path
-    if source is not None:
-        processor = modality.load_processor(source, model, task.options)
-    else:  # a tokenizer of no text has the same special tokens
-        processor = modality.new_processor(iter(()), config, task.options)
-    modality.configure(config, processor, new=source is None)
+    config, new = _config(case), source_of(cfg).name_or_path is None
+    modalities.load(task.modality).configure(config, _processor(case), new)
     must_learn = task.has("learn") and None in task.state.values()
     if task.has("configure") and not must_learn:
         task.configure(config)

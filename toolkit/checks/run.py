@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -23,6 +24,8 @@ from toolkit.checks.settings import SETTINGS, WITH_TASK
 from toolkit.config.problems import CannotCheck, Check, Stage
 from toolkit.config.sections import Config
 from toolkit.data.sources import find_hub
+from toolkit.engine.callbacks import own_callback_problems
+from toolkit.engine.own_metrics import load_metric
 from toolkit.models.adapters import adapter_problems
 from toolkit.models.parts import step_of
 from toolkit.models.save import hub_problems
@@ -78,6 +81,14 @@ def folder_problems(cfg: Config) -> list[str]:
     return problems + [each if each.startswith("checkpoint.") else f"output_dir: {each}" for each in resume]
 
 
+def own_metric_problems(case: Case) -> Iterator[str]:
+    """Yields why entries of `eval.metrics` cannot be used."""
+    if case.cfg.eval.metrics and not case.task.reference:
+        yield f"eval.metrics: {type(case.task).__name__} has no answers that could be scored; remove it"
+    for name in case.cfg.eval.metrics if case.task.reference else ():
+        yield from problems_of(partial(load_metric, name))
+
+
 def _size_problems(case: Case) -> list[str]:
     if (number := case.processes) is None:
         raise CannotCheck("no processes were launched")
@@ -101,8 +112,12 @@ CHECKS = (
           lambda case: trainer.library_problems(case.cfg)),
     Check("libraries", "trainer.callbacks", ("engine", "trainer.callbacks"),
           lambda case: trainer.callback_problems(case.cfg)),
+    Check("libraries", "callbacks", ("callbacks",), lambda case: own_callback_problems(case.cfg)),
+    Check("libraries", "eval.metrics", ("eval.metrics", "task"), own_metric_problems),
     Check("libraries", "the adapters' libraries", ("model.peft.method",),
           lambda case: adapter_problems(case.cfg.model)),
+    Check("machine", "the launcher's file", (),
+          lambda case: (f"--config_file: {each}" for each in machine.launcher_problems())),
     Check("machine", "tracking.report_to", ("tracking.report_to",), lambda case: tracker_problems(case.cfg.tracking)),
     Check("machine", "checkpoint.push_to_hub", ("checkpoint.push_to_hub",),
           lambda case: hub_problems(case.cfg.checkpoint)),
@@ -138,6 +153,7 @@ CHECKS = (
           ("offline_dir", "data.dataset_name", "data.dataset_config_name", "data.revision"), _dataset_problems),
     Check("rows", "the first rows of the data files", ("data", "task"),
           lambda case: first_row_problems(case.cfg.data, case.task)),
+    Check("rows", "whether the first rows fit the limits", (*_MODEL, "data", "task"), model.lost_row_problems),
     Check("folder", "output_dir", ("output_dir", "checkpoint.resume"), lambda case: folder_problems(case.cfg)),
     Check("processes", "the sizes in parallel", ("parallel",), _size_problems),
     Check("processes", "whether several processes can train the model",

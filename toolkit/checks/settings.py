@@ -97,7 +97,8 @@ SETTINGS = (
 """Checks of settings by themselves and of the files that they name, in the order in which problems are listed."""
 
 WITH_TASK = (
-    Check("task", "eval.metric_for_best_model", ("eval.metric_for_best_model", "task"),
+    Check("task", "eval.metric_for_best_model",
+          ("eval.metric_for_best_model", "eval.metrics", "eval.greater_is_better", "task"),
           lambda case: problems_of(lambda: best_metric(case.cfg, case.task))),
     Check("task", "train.target_metric", ("train.target_metric", "task"),
           lambda case: problems_of(lambda: target_metric(case.cfg, case.task))),

@@ -28,7 +28,7 @@ from toolkit.config.sections import (
 from toolkit.config.source import Settings, Source, is_text
 from toolkit.config.train import ParallelConfig
 
-_TOP = ("engine", "offline_dir", "output_dir", "seed")
+_TOP = ("callbacks", "engine", "offline_dir", "output_dir", "seed")
 
 
 def section_types(options: type) -> dict[str, type]:
@@ -102,6 +102,8 @@ def dump_config(config: Config) -> str:
     """Returns the configuration as YAML, in block order; `load_config` reads it back as an equal configuration."""
     document: dict[str, Any] = {name: getattr(config, name) for name in _TOP}
     document |= {name: dataclasses.asdict(getattr(config, name)) for name in section_types(type(config.task))}
+    if config.train.global_batch_size is not None:
+        document["train"]["gradient_accumulation_steps"] = None  # another number of processes has another one
     return to_yaml(document, flow=False)
 
 

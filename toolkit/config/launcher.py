@@ -1,14 +1,15 @@
-"""Settings that `accelerate launch` passes to its processes; the YAML and the launcher must agree."""
+"""Settings that follow from the launch, or that `accelerate launch` passes to its processes and must agree with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from toolkit.config.keys import _hints
 from toolkit.config.messages import Key, choices, show
-from toolkit.config.sections import TrainConfig
+from toolkit.config.sections import Config, TrainConfig
 from toolkit.config.source import Settings, Source
 
 LAUNCHER: dict[str, tuple[str, str, Any]] = {
@@ -86,6 +87,34 @@ def ask_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
         _translate_fsdp(settings, environ)
     if environ.get(USE_DEEPSPEED, "").lower() in _TRUE:
         _translate_deepspeed(settings, environ)
+
+
+def divide_window(config: Config, settings: Settings, environ: Mapping[str, str]) -> Config:
+    """Returns the settings with the micro-batches of this launch's processes; reports those that do not agree."""
+    train, parallel = config.train, config.parallel
+    rows, steps = train.global_batch_size, train.gradient_accumulation_steps
+    if rows is None:
+        return replace(config, train=replace(train, per_device_train_batch_size=train.micro_batch))
+    ranks = max(1, int(environ.get("WORLD_SIZE", "1")) // (parallel.tensor * parallel.pipeline))
+    part = -(-rows // ranks)
+    share = -(-part // parallel.pipeline)
+    if -(-part // share) < parallel.pipeline:  # 9 rows are 3 micro-batches of 3 rows, but a pipeline has 4 stages
+        share = max(1, part // parallel.pipeline)
+    batch = min(train.per_device_train_batch_size or share, part)
+    found = -(-part // batch)
+    if rows < ranks:
+        settings.report(
+            ("train", "global_batch_size"),
+            f"received {rows}, but {ranks} processes train on rows of their own; raise it, or start fewer processes",
+        )
+    key = ("train", "gradient_accumulation_steps")
+    if steps not in (None, found) and settings.source(key).origin != "default":
+        settings.report(
+            key,
+            f"received {steps}, but the {rows} rows of a step (train.global_batch_size) take {found} with {ranks} x "
+            f"{batch} rows at once (data ranks x train.per_device_train_batch_size); set it to null",
+        )
+    return replace(config, train=replace(train, per_device_train_batch_size=batch, gradient_accumulation_steps=found))
 
 
 def _translate_fsdp(settings: Settings, environ: Mapping[str, str]) -> None:

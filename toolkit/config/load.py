@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from toolkit.base.errors import ConfigError
 from toolkit.base.files import expanded
 from toolkit.config.keys import _TOP, _flat, apply_overrides, field_types, section_types
-from toolkit.config.launcher import ask_launcher
+from toolkit.config.launcher import ask_launcher, divide_window
 from toolkit.config.messages import Key, as_list, describe_errors, did_you_mean, join, mapping_values, show
 from toolkit.config.paths import find_fetched_data, find_shipped_data
 from toolkit.config.problems import Problem, touching
@@ -126,6 +126,7 @@ def read_config(
     top = _validate(settings, TopLevel, outside, (), fields)
     config = Config(**parts | {name: getattr(top, name) for name in _TOP})
     _check_used_columns(settings, config, columns)
+    config = divide_window(config, settings, environ)
     return Draft(_with_home(config), tuple(settings.problems), frozenset(settings.reported), settings)
 
 

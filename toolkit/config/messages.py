@@ -15,7 +15,7 @@ Key = tuple[str, ...]
 """A dotted key in parts, for instance `("train", "optim_args", "momentum")`."""
 
 OTHER_NAMES = {
-    "batch_size": "train.per_device_train_batch_size",
+    "batch_size": "train.global_batch_size",
     "bf16": "train.mixed_precision",
     "clip_grad_norm": "train.max_grad_norm",
     "data_seed": "seed",

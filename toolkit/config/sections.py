@@ -129,6 +129,14 @@ class DataConfig:
     recognises tab-separated files without quoting."""
     unescape_html: bool = False
     """Decode HTML entities such as `&amp;` in all texts."""
+    strip_html: bool = False
+    """Remove HTML tags, scripts and comments from all texts, decode their entities, and merge blanks."""
+    drop_duplicates: bool = False
+    """Skip training rows that equal an earlier one in inputs and label, before rows are set aside; they are counted."""
+    join_validation: bool = False
+    """Train on the validation rows, too, and evaluate on none; `train.refit` sets it for its second run."""
+    id_column: str | None = None
+    """Column of the data files whose values are written beside predictions, as `id`."""
     bad_rows: Literal["error", "skip"] = "error"
     """What to do with rows that cannot be used: `error` stops and lists them, `skip` skips them, says how many,
     and lists them in `bad_rows.jsonl`."""
@@ -173,6 +181,11 @@ class EvalConfig:
     that not training is an option with a number; they choose no best model and stop nothing."""
     metric_for_best_model: str | None = None
     """Metric that selects the best model, for instance `eval_accuracy`; null means the task's own."""
+    greater_is_better: bool = True
+    """Whether a greater value is better, for metrics in `metrics`."""
+    metrics: list[str] = field(default_factory=list)
+    """Further metrics: functions `f(predictions, references)` of a number or a dictionary by their dotted names, and
+    modules of the library `evaluate`, each a local folder or an id. They see all rows of an evaluation set at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +279,7 @@ class Config:
     engine: Literal["loop", "trainer"] = "loop"
     seed: int = 42
     offline_dir: str | None = None
+    callbacks: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,3 +299,6 @@ class TopLevel:
     """Folder that `toolkit fetch` wrote: the model, the dataset and the data files that the settings name are read from
     it, and every file is verified. The run is the same one as without it. What the folder does not have must be on this
     machine."""
+    callbacks: list[str] = field(default_factory=list)
+    """Dotted names of your own callbacks, classes that derive from `toolkit.api.training.Callback`; both engines call
+    them."""

@@ -9,6 +9,9 @@ from pydantic import Field
 
 from toolkit.config.fields import STRICT, Epochs, Fraction, Positive
 
+DEFAULT_BATCH_SIZE = 8
+"""`per_device_train_batch_size` of transformers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -16,16 +19,21 @@ class TrainConfig:
 
     __pydantic_config__ = STRICT
 
-    per_device_train_batch_size: Positive = 8
-    """Micro-batch size: rows per process in each forward pass."""
+    global_batch_size: Positive | None = None
+    """Rows per step over all processes, whatever their number: each process computes an equal part of them, to within a
+    row. Null means `per_device_train_batch_size` x `gradient_accumulation_steps` on each process, so that another
+    number of processes trains another run."""
+    per_device_train_batch_size: Positive | None = None
+    """Micro-batch size: rows per process in each forward pass. Null means a process's whole part of
+    `global_batch_size` (in a pipeline, a micro-batch or more for each stage), or 8 without it."""
     gradient_accumulation_steps: Positive | None = None
-    """Forward passes per step. Null means the launcher's value, or 1."""
+    """Forward passes per step. With `global_batch_size`, it follows from the micro-batch size, and must be null or
+    agree. Otherwise, null means the launcher's value, or 1."""
     max_tokens_per_batch: Positive | None = None
     """Token budget: cuts the rows of a step into micro-batches of at most this many tokens, balanced over processes,
-    instead of `gradient_accumulation_steps` micro-batches of `per_device_train_batch_size` rows. A step still has as
-    many rows as these two give. Padding counts, unless the model computes without it (`unpadded`); for translation and
-    summarization both sides count; audio is counted in samples. A longer row is a micro-batch of its own. Null means no
-    budget."""
+    instead of micro-batches of `per_device_train_batch_size` rows. A step keeps its rows. Padding counts, unless the
+    model computes without it (`unpadded`); for translation and summarization both sides count; audio is counted in
+    samples. A longer row is a micro-batch of its own. Null means no budget."""
     num_train_epochs: Annotated[float, Field(gt=0)] = 3.0
     """Number of epochs; may be fractional."""
     max_steps: Annotated[int, Field(ge=-1)] = -1
@@ -80,6 +88,10 @@ class TrainConfig:
     """Stop after this many evaluations without an improvement of `eval.metric_for_best_model`."""
     early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
     """By how much the metric must improve to count."""
+    refit: bool = False
+    """After the run, train again on the training and validation rows together, with the same settings and as many
+    steps as the chosen model had, in the folder `refit` of `output_dir`. Its scores are not known; expect those of the
+    run. Test rows stay test rows."""
     target_metric: Annotated[dict[str, float], Field(max_length=1)] = field(default_factory=dict)
     """Stop once an evaluation on the validation rows reaches a value, for instance `eval_accuracy: 0.93`, and report
     the steps, the time and the energy until then (DAWNBench's time to accuracy)."""
@@ -175,6 +187,20 @@ class TrainConfig:
     """Seconds after which a run on several processes ends if one of them is dead or stopped, or does not come to a
     collective in which others wait and does not compute. A process that computes, reads or writes is limited by
     `ddp_timeout` only, and what the first process does for all by nothing."""
+
+    def rows_per_step(self, data_ranks: int) -> int:
+        """Returns the rows of a complete step over all processes, of which `data_ranks` have rows of their own."""
+        return self.global_batch_size or self.micro_batch * self.accumulation * data_ranks
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows per process in each forward pass."""
+        return self.per_device_train_batch_size or DEFAULT_BATCH_SIZE
+
+    @property
+    def accumulation(self) -> int:
+        """Forward passes per step."""
+        return self.gradient_accumulation_steps or 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,12 +150,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Traffic(TorchDispatchMode):
-    """Counts collectives and messages of this process.
-
-    Attributes:
-        collectives: their number.
-        bytes_sent: bytes that this process sent; for a collective the mean over its processes (`share_sent`).
-    """
+    """Counts collectives and messages of this process, and the bytes that it sends for them (`share_sent`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,9 +168,9 @@ class Traffic(TorchDispatchMode):
 
     def _count(self, name: str, args: Any, result: Any) -> None:
         if name == "c10d::send":
-            self._add(_bytes(args[0]))
+            self._add(bytes_of(args[0]))
         elif shares := next((count for part, count in _SHARES.items() if part in name), 0):
-            complete = max(map(_bytes, [*args, result]))  # gathering returns it, the others receive it
+            complete = max(map(bytes_of, [*args, result]))  # gathering returns it, the others receive it
             self._add(shares * share_sent(_group_size(args)) * complete)
 
     def _add(self, size: float) -> None:
@@ -183,7 +178,8 @@ class Traffic(TorchDispatchMode):
         self.bytes_sent += size
 
 
-def _bytes(tensors: Any) -> int:
+def bytes_of(tensors: Any) -> int:
+    """Returns the bytes of all tensors in nested lists and dictionaries."""
     return sum(t.numel() * t.element_size() for t in tree_leaves(tensors) if isinstance(t, Tensor))
 
 

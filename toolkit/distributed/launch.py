@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from toolkit.base.errors import RunError
+from toolkit.base.package import replaced
 from toolkit.config.launcher import USE_DEEPSPEED, USE_FSDP
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import collective_seconds
@@ -118,15 +119,9 @@ def own_accelerate_state() -> Iterator[None]:
     """
     from accelerate.state import AcceleratorState, GradientState
 
-    classes = (AcceleratorState, GradientState)
-    shared = [each._shared_state for each in classes]  # accelerate can clear them, but not put them back
-    for each in classes:
-        each._shared_state = {}
-    try:
+    # accelerate can clear them, but not put them back.
+    with replaced(AcceleratorState, "_shared_state", {}), replaced(GradientState, "_shared_state", {}):
         yield
-    finally:
-        for each, before in zip(classes, shared, strict=True):
-            each._shared_state = before
 
 
 @contextmanager

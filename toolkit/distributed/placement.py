@@ -38,11 +38,7 @@ class Delivery:
 
     @torch.no_grad()
     def __call__(self, modules: Iterable[nn.Module], keep: Callable[[nn.Module], bool] = lambda module: True) -> None:
-        """Puts the modules' own tensors on the device; submodules and modules delivered before are left alone.
-
-        Modules are the same on every process; parameters of those that this process does not `keep` stay where they
-        are.
-        """
+        """Puts the modules' own tensors on the device, but parameters only of modules that this process keeps."""
         modules = [module for module in modules if module not in self._done]
         kept = {parameter for module in modules if keep(module) for parameter in module.parameters(recurse=False)}
         for module in modules:
@@ -143,11 +139,7 @@ def generating_together(model: Any) -> Iterator[None]:
 
 
 class Skeleton:
-    """Remembers a model's modules, buffers and tied weights, but not its parameters.
-
-    Args:
-        model: a complete model.
-    """
+    """Remembers a complete model's modules, buffers and tied weights, but not its parameters."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         memo: dict[int, Any] = {

@@ -35,10 +35,7 @@ def launcher_seconds(environ: Mapping[str, str] = os.environ) -> float:
 
 
 def stop_deadline(environ: Mapping[str, str] = os.environ) -> float:
-    """Returns the seconds without a `beat` after which a rank that was told to stop ends under these launchers.
-
-    With more time than they give by default, steps may take longer, too.
-    """
+    """Returns the seconds without a `beat` after which a rank that was told to stop ends; more under some launchers."""
     seconds = launcher_seconds(environ)
     return max(seconds / 3, seconds - 2 * STOP_DEADLINE_SECONDS)
 

@@ -14,18 +14,9 @@ class LARS(Optimizer):
     """Layer-wise adaptive rate scaling, for large batches (You et al. 2017, arXiv 1708.03888).
 
     The rate of a weight w with gradient g is scaled by `trust_coefficient * |w| / (|g| + weight_decay * |w|)`, so that
-    each update is in proportion to its weight. Biases, norms and other vectors have no ratio, as is usual.
-
-    Args:
-        params: parameter groups.
-        lr: learning rate, which includes no ratio.
-        momentum: decay rate of the momentum, which adds up updates with their rates, as in the paper.
-        weight_decay: weight decay, added to the gradient.
-        trust_coefficient: size of an update relative to its weight, at a rate of 1.
-        eps: added to the divisor of the ratio.
-
-    Raises:
-        ValueError: if an argument is out of range.
+    each update is in proportion to its weight. Biases, norms and other vectors have no ratio, as is usual. The momentum
+    adds up updates with their rates, as in the paper; `eps` is added to the divisor. Raises ValueError if an argument
+    is out of range.
     """
 
     def __init__(
@@ -85,19 +76,9 @@ MATRICES = "matrices"
 class MuonWithAdamW(Optimizer):
     """Muon (Jordan et al. 2024) on hidden matrices; AdamW on vectors, embeddings, heads and kernels.
 
-    Args:
-        params: parameter groups, each with the key `matrices`: whether its parameters are hidden matrices.
-        lr: learning rate of both; Muon's update is scaled to the size of AdamW's with `match_rms_adamw`.
-        betas: decay rates of AdamW's moments.
-        eps: AdamW's epsilon.
-        weight_decay: decoupled weight decay of both.
-        momentum: Muon's momentum.
-        nesterov: whether Muon's momentum is Nesterov's.
-        ns_steps: Muon's Newton-Schulz steps.
-        adjust_lr_fn: `match_rms_adamw` (arXiv 2502.16982) or `original`.
-
-    Raises:
-        ValueError: if there is no hidden matrix, or an argument is invalid.
+    Parameter groups have the key `matrices`: whether their parameters are hidden matrices. Weight decay is decoupled;
+    Muon's update is scaled by `adjust_lr_fn`, `original` or to the size of AdamW's (`match_rms_adamw`, arXiv
+    2502.16982). Raises ValueError if there is no hidden matrix, or an argument is invalid.
     """
 
     def __init__(

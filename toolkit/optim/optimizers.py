@@ -161,16 +161,10 @@ def argument_problems(train: TrainConfig) -> list[str]:
 
 
 def build_optimizer(model: nn.Module, train: TrainConfig, outline: nn.Module | None = None) -> Optimizer:
-    """Builds the optimizer named by `train.optim`.
+    """Builds the optimizer named by `train.optim` for the unwrapped model; arguments as for `parameter_groups`.
 
-    Args:
-        model: the unwrapped model.
-        train: the YAML's `train` section.
-        outline: the complete model, if other processes train some of its parameters.
-
-    Raises:
-        ConfigError: if the optimizer is not installed or rejects the value of an argument, or a rate is configured for
-            a head or layers that the model does not have.
+    Raises ConfigError if the optimizer is not installed or rejects the value of an argument, or a rate is configured
+    for a head or layers that the model does not have.
     """
     preset = PRESETS[train.optim]
     settings: dict[str, Any] = {**preset.fixed, "lr": None if preset.relative_step else train.learning_rate}

@@ -11,8 +11,9 @@ from typing import Any
 
 BETAS = frozenset({"adam_beta1", "adam_beta2"})
 ADAM = BETAS | {"adam_epsilon"}
-EIGHT_BIT_ARGUMENTS = frozenset({"amsgrad", "args", "is_paged", "optim_bits"})
-"""Arguments of bitsandbytes that have no effect, or that another choice of `train.optim` replaces."""
+_EIGHT_BIT: dict[str, Any] = {"library": "bitsandbytes", "eight_bit": True}
+_EIGHT_BIT_ADAM = _EIGHT_BIT | {"hidden": frozenset({"amsgrad", "args", "is_paged", "optim_bits"})}
+"""The hidden arguments have no effect, or another choice of `train.optim` replaces them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +74,7 @@ PRESETS: dict[str, Preset] = {
         source="arXiv 2110.02861",
         state_bytes=2.03,
         takes=ADAM,
-        hidden=EIGHT_BIT_ARGUMENTS,
-        library="bitsandbytes",
-        eight_bit=True,
+        **_EIGHT_BIT_ADAM,
     ),
     "paged_adamw_8bit": Preset(
         constructor="bitsandbytes.optim.PagedAdamW8bit",
@@ -83,10 +82,8 @@ PRESETS: dict[str, Preset] = {
         source="arXiv 2305.14314",
         state_bytes=2.03,
         takes=ADAM,
-        hidden=EIGHT_BIT_ARGUMENTS,
-        library="bitsandbytes",
-        eight_bit=True,
         unpaged="adamw_bnb_8bit",
+        **_EIGHT_BIT_ADAM,
     ),
     "lion_8bit": Preset(
         constructor="bitsandbytes.optim.Lion8bit",
@@ -94,9 +91,7 @@ PRESETS: dict[str, Preset] = {
         source="arXiv 2302.06675",
         state_bytes=1.016,
         takes=BETAS,
-        hidden=EIGHT_BIT_ARGUMENTS,
-        library="bitsandbytes",
-        eight_bit=True,
+        **_EIGHT_BIT_ADAM,
     ),
     "sgd": Preset(
         constructor="torch.optim.SGD",
@@ -159,10 +154,8 @@ PRESETS: dict[str, Preset] = {
         source="arXiv 2110.02861",
         state_bytes=2.03,
         takes=ADAM,
-        hidden=EIGHT_BIT_ARGUMENTS,
-        library="bitsandbytes",
-        eight_bit=True,
         with_decay="adamw_bnb_8bit",
+        **_EIGHT_BIT_ADAM,
     ),
     "sgdw": Preset(
         constructor="toolkit.optim.algorithms.SGDW",
@@ -193,8 +186,7 @@ PRESETS: dict[str, Preset] = {
         source="arXiv 1904.00962",
         state_bytes=2.03,
         takes=ADAM,
-        library="bitsandbytes",
-        eight_bit=True,
+        **_EIGHT_BIT,
     ),
     "muon": Preset(
         constructor="toolkit.optim.algorithms.MuonWithAdamW",

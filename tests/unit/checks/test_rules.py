@@ -112,6 +112,10 @@ CONFLICTS = {
     "train.lr_scheduler_type=one_cycle train.warmup_steps=2": "this schedule has its own warm-up; set train",
     "train.lr_scheduler_type=cyclic train.warmup_steps=2": "this schedule has its own warm-up; set train",
     "train.lr_scheduler_type=reduce_lr_on_plateau": "set eval.eval_steps, for instance to epoch",
+    "train.refit=true data.validation_split=0": "there are no validation rows to add to the others; remove train.refit",
+    "train.refit=true train.snapshot_ensemble=true train.lr_scheduler_type=cosine_with_restarts": (
+        "the second run has no validation rows for an ensemble or such a schedule; remove one of them"
+    ),
     "train.snapshot_ensemble=true": "set train.lr_scheduler_type to cosine_with_restarts",
     "train.snapshot_ensemble=true train.lr_scheduler_type=cosine_with_restarts data.validation_split=0": (
         "there are no validation rows to evaluate; remove train.snapshot_ensemble"
@@ -203,7 +207,9 @@ CONFLICTS = {
     "train.activation_checkpointing=full": "would be kept from its backward pass until",
     "parallel.pipeline=2 parallel.schedule=zero_bubble train.gradient_accumulation_steps=2 "
     "train.activation_offload=true": "set parallel.schedule to 1f1b, or remove",
-    "parallel.pipeline=4 train.gradient_accumulation_steps=3": "set train.gradient_accumulation_steps to at least",
+    "parallel.pipeline=4 train.gradient_accumulation_steps=3": "set train.global_batch_size to at least",
+    "parallel.pipeline=2 train.global_batch_size=7 train.per_device_train_batch_size=8": "train.per_device_train_batch_"
+    "size and train.gradient_accumulation_steps to null",
     "parallel.pipeline=2 parallel.schedule=interleaved_1f1b train.gradient_accumulation_steps=3": "to a multiple of",
     "parallel.pipeline=2 parallel.fsdp=2 train.gradient_accumulation_steps=2": "would gather the parameters of its",
     "parallel.pipeline=2 model.peft.method=prompt_tuning train.gradient_accumulation_steps=2": "virtual tokens are",

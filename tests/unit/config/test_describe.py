@@ -63,6 +63,7 @@ def test_resolved_file_is_the_same_configuration(folder: Path) -> None:
     text = dump_config(loaded.config)
     assert load(folder, text).config == loaded.config
     assert re.findall(r"^(\w+):", text, re.MULTILINE) == [
+        "callbacks",
         "engine",
         "offline_dir",
         "output_dir",
@@ -100,7 +101,7 @@ def test_resolved_file_keeps_any_value(folder: Path, overrides: dict[str, Any], 
 def test_flat_names_are_those_of_overrides(folder: Path) -> None:
     loaded = load(folder, GOOD, "train.optim_args.foreach=true")
     flat = flatten(loaded.config)
-    assert list(flat)[:5] == ["engine", "offline_dir", "output_dir", "seed", "task.kind"]
+    assert list(flat)[:6] == ["callbacks", "engine", "offline_dir", "output_dir", "seed", "task.kind"]
     assert (flat["train.optim_args.foreach"], flat["task.names"], flat["data.dataset_name"]) == (True, {}, "rows")
     assert list(loaded.origins) == list(flat)
 

@@ -224,8 +224,9 @@ def test_cycles_end_where_the_rate_is_at_its_peak_again():
     assert cycle_ends(longer, 14) == [4, 8, 14]  # 1.71, 3.43 and 6.86 steps
 
 
-def test_snapshots_are_averaged_under_both_engines_and_after_a_resume(tmp_path, monkeypatch):
+def test_snapshots_are_averaged_under_both_engines_and_after_a_resume(tmp_path, monkeypatch, capsys):
     result = train("reviews", tmp_path / "whole", *CYCLES)
+    assert re.search(r"^ +ensemble_accuracy +[\d.]+ *$", capsys.readouterr().out, re.M)
     (line,) = lines(tmp_path / "whole", "ensemble_accuracy")
     assert line["ensemble_size"] == 3
     assert result.further["ensemble_accuracy"] == line["ensemble_accuracy"]

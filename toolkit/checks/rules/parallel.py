@@ -31,7 +31,7 @@ def _sharded_only(name: str) -> Rule:
 
 def _accumulation(config: Config) -> int | None:
     """Returns the micro-batches of a window, or None if the token budget decides on their number."""
-    return (config.train.gradient_accumulation_steps or 1) if config.train.max_tokens_per_batch is None else None
+    return config.train.accumulation if config.train.max_tokens_per_batch is None else None
 
 
 PIPELINE_RULES = (
@@ -51,8 +51,9 @@ PIPELINE_RULES = (
     Rule(lambda c: (_accumulation(c) or c.parallel.pipeline) < c.parallel.pipeline,
          ("train.gradient_accumulation_steps", "parallel.pipeline"),
          "the micro-batches of a window pass through the stages one after another, so some stages would always wait",
-         "set train.gradient_accumulation_steps to at least parallel.pipeline, and lower "
-         "train.per_device_train_batch_size to keep the window", with_=("train.max_tokens_per_batch",)),
+         "set train.global_batch_size to at least parallel.pipeline rows for each data rank, and "
+         "train.per_device_train_batch_size and train.gradient_accumulation_steps to null",
+         with_=("train.max_tokens_per_batch",)),
     Rule(
         lambda c: (
             c.parallel.pipeline > 1
@@ -61,7 +62,8 @@ PIPELINE_RULES = (
         ),
         ("train.gradient_accumulation_steps", "parallel.pipeline", "parallel.schedule"),
         "the interleaved schedule runs as many micro-batches as there are stages through one chunk at a time",
-        "set train.gradient_accumulation_steps to a multiple of parallel.pipeline, or parallel.schedule to 1f1b",
+        "set train.gradient_accumulation_steps to a multiple of parallel.pipeline (with train.global_batch_size, "
+        "through train.per_device_train_batch_size), or parallel.schedule to 1f1b",
         with_=("train.max_tokens_per_batch",),
     ),
     Rule(lambda c: c.parallel.pipeline > 1 and c.parallel.shards, ("parallel",),

@@ -21,6 +21,9 @@ from toolkit.distributed.pipeline.schedules import Action, Kind
 from toolkit.distributed.pipeline.stage import Stage, WeightGradients
 from toolkit.system.phases import in_phase, phase
 
+STAGES = 1024
+"""More stages than any model has, so that a tag tells the micro-batch and the stage."""
+
 
 class Links:
     """Sends to and receives from the other processes of a pipeline. Sending does not wait for the receiver.
@@ -47,7 +50,7 @@ class Links:
         tensor = tensor.detach().contiguous()
         group = self._group(kind, self._mesh.pipeline_rank, to)
         # gloo matches messages by their tag; NCCL, which ignores it, by their order.
-        work = dist.isend(tensor, self._rank(to), group, tag=self._tag(stage, number))
+        work = dist.isend(tensor, self._rank(to), group, tag=number * STAGES + stage)
         self._sent.setdefault(number, []).append((work, tensor))
 
     @in_phase("exchange")
@@ -55,7 +58,7 @@ class Links:
         """Waits for the tensor of a stage and micro-batch, of the shape, type and device of `like`, and returns it."""
         tensor = torch.empty_like(like, memory_format=torch.contiguous_format, requires_grad=False)
         group = self._group(kind, source, self._mesh.pipeline_rank)
-        dist.recv(tensor, self._rank(source), group, tag=self._tag(stage, number))
+        dist.recv(tensor, self._rank(source), group, tag=number * STAGES + stage)
         return tensor
 
     @in_phase("exchange")
@@ -73,9 +76,6 @@ class Links:
 
     def _group(self, kind: Kind, source: int, to: int) -> dist.ProcessGroup:
         return self._groups[2 * (kind == "backward") + (source > to)]
-
-    def _tag(self, stage: int, number: int) -> int:
-        return number * 1024 + stage
 
 
 @cache  # groups keep their threads and connections until they are destroyed, so all runs of a process share them

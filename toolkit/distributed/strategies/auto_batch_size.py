@@ -39,7 +39,7 @@ class AutoBatchSize(Replicas):
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)
-        self.batch_size = cfg.train.per_device_train_batch_size
+        self.batch_size = cfg.train.micro_batch
         self.has_budget = cfg.train.max_tokens_per_batch is not None
         self.size = cfg.train.max_tokens_per_batch or self.batch_size  # of a part, in tokens or rows
         self.cannot_split = False
@@ -79,11 +79,7 @@ class AutoBatchSize(Replicas):
             return None, str(error).strip().split("\n")[0]
 
     def _use_smaller_parts(self, error: str | None, hopeless: bool) -> None:
-        """Returns to the beginning of the step with smaller parts, on every process.
-
-        `error` is what the device said, None where memory sufficed; `hopeless` says that a process ran out of it with
-        parts of one row. Raises RunError in that case.
-        """
+        """Begins the step again with smaller parts on all ranks; RunError if one row does not fit (`hopeless`)."""
         step, where = self.replica.state.step, error or "on another process"
         if hopeless:
             raise RunError(

@@ -30,10 +30,7 @@ LEAST_SAVING = 2
 
 
 def factor_elements(shape: torch.Size, rank: int) -> int | None:
-    """Returns the number of elements sent for a gradient of a shape, or None if it is sent as it is.
-
-    Kernels count as matrices of their first dimension by all others; `rank` is that of the factors.
-    """
+    """Returns the number of elements sent for a gradient of a shape; None if it is sent as it is."""
     if len(shape) < 2:
         return None
     rows, columns = shape[0], shape[1:].numel()
@@ -49,11 +46,6 @@ class PowerSGD:
 
     `torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook` keeps errors by bucket. Buckets are arranged anew in the
     second step of each session, so its state cannot be resumed exactly; here it belongs to parameters.
-
-    Args:
-        model: the unwrapped model.
-        rank: rank of the factors.
-        size: number of processes.
     """
 
     def __init__(self, model: nn.Module, rank: int, size: int) -> None:

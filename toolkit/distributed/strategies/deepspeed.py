@@ -61,7 +61,6 @@ def start_engine(model: nn.Module, optimizer: Optimizer, cfg: Config, processes:
 def engine_config(cfg: Config, processes: int, elements: int) -> dict[str, Any]:
     """Returns DeepSpeed's configuration of a run."""
     train, stage = cfg.train, cfg.parallel.zero_stage
-    accumulation = train.gradient_accumulation_steps or 1
     bucket = min(LARGEST_BUCKET, elements + elements % 2)  # DeepSpeed takes only even numbers
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if stage == 3:
@@ -73,24 +72,15 @@ def engine_config(cfg: Config, processes: int, elements: int) -> dict[str, Any]:
         if stage == 3:
             zero["offload_param"] = {"device": "cpu"}
     return {
-        "train_micro_batch_size_per_gpu": train.per_device_train_batch_size,
-        "gradient_accumulation_steps": accumulation,
-        "train_batch_size": train.per_device_train_batch_size * accumulation * processes,
+        "train_micro_batch_size_per_gpu": train.micro_batch,
+        "gradient_accumulation_steps": train.accumulation,
+        "train_batch_size": train.micro_batch * train.accumulation * processes,
         "gradient_clipping": train.max_grad_norm,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": None,
     }
-
-
-def gradient_norm(engine: Any) -> float:
-    """Returns the norm of the exchanged gradient, as DeepSpeed's step will compute it; infinite if it is not finite."""
-    zero = engine.optimizer
-    norms = zero._get_norm_groups() if engine.zero_optimization_stage() == 3 else [zero.scaled_global_norm()]
-    values = [float(norm) for norm in norms]
-    # DeepSpeed marks the norm of a group that is not finite as negative.
-    return math.hypot(*values) if all(value >= 0 for value in values) else math.inf
 
 
 def split_parameters(engine: Any) -> Iterator[tuple[Tensor, list[nn.Parameter]]]:
@@ -138,10 +128,7 @@ def set_parameters(values: Mapping[nn.Parameter, Tensor]) -> None:
 
 
 def set_states(engine: Any, states: Mapping[nn.Parameter, Mapping[str, Any]]) -> None:
-    """Replaces the optimizer's state by the complete state of each trained parameter; nothing is sent.
-
-    Parameters that are split together have the same number of steps.
-    """
+    """Replaces the optimizer's state by the complete state of each trained parameter; nothing is sent."""
     from deepspeed.utils import safe_set_full_optimizer_state
 
     zero = engine.optimizer
@@ -225,8 +212,11 @@ class DeepSpeed(Replicas):
         yield
 
     def clip(self, max_norm: float) -> float:
-        """Returns the gradient's norm; DeepSpeed clips at the beginning of its step, to `train.max_grad_norm`."""
-        return gradient_norm(self.engine)
+        """Returns the gradient's norm, or infinity; DeepSpeed clips in its step, to `train.max_grad_norm`."""
+        zero, stage = self.engine.optimizer, self.engine.zero_optimization_stage()
+        norms = [*map(float, zero._get_norm_groups() if stage == 3 else [zero.scaled_global_norm()])]
+        # DeepSpeed marks the norm of a group that is not finite as negative.
+        return math.hypot(*norms) if all(norm >= 0 for norm in norms) else math.inf
 
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:

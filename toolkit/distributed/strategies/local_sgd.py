@@ -20,6 +20,7 @@ from toolkit.api.mesh import Mesh
 from toolkit.base.errors import RunError
 from toolkit.distributed.collectives import data_sum
 from toolkit.distributed.exchange import Wire, average_gradients
+from toolkit.distributed.placement import trained_buffers
 from toolkit.distributed.strategies.replicas import Replicas
 from toolkit.system.phases import in_phase
 
@@ -71,7 +72,7 @@ class LocalSGD(Replicas):
         loss_sum = super().window_gradient(window, scale)
         if self.gradient_is_shared:
             average_gradients(self.wire, list(self._trainable().values()), 1 / self.mesh.data_size)
-            self.wire.mean(self._buffers(), self._weight)
+            self.wire.mean(trained_buffers(self.model), self._weight)
         return loss_sum
 
     def drop_update(self) -> None:
@@ -140,7 +141,7 @@ class LocalSGD(Replicas):
         weight = self._share(self._items_since, items)
         parameters = list(self._trainable().values())
         distance = self.wire.mean(parameters, weight)
-        others = self._buffers()
+        others = trained_buffers(self.model)
         if self.train.local_sgd_average_moments:
             moments = self._moments()
             self._require_same_layout(moments)
@@ -171,11 +172,6 @@ class LocalSGD(Replicas):
 
     def _trainable(self) -> dict[str, torch.nn.Parameter]:
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-
-    def _buffers(self) -> list[Tensor]:
-        """Returns floating buffers that change in training; those that no checkpoint has are constants."""
-        saved = self.model.state_dict().keys()
-        return [b for name, b in self.model.named_buffers() if name in saved and b.is_floating_point()]
 
     def _moments(self) -> dict[str, Tensor]:
         """Returns the optimizer's tensors by parameter and name, except step counts, which are always equal."""

@@ -39,12 +39,7 @@ if TYPE_CHECKING:
 
 
 def merged_scalars(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the plain values of an optimizer state as `toolkit.optim.state.optimizer_state` would for one process.
-
-    Args:
-        stages: what it returned on each process. All have the parameter groups of the complete model, each with their
-            own parameters only; the settings of a group are taken from the first process that has some of them.
-    """
+    """Returns the values of `toolkit.optim.state.optimizer_state` for one process, from those of each stage."""
     groups = []
     for parts in zip(*(stage["groups"] for stage in stages), strict=True):
         names = dict.fromkeys(name for part in parts for name in part["params"])

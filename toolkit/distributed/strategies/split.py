@@ -56,10 +56,7 @@ def gather_before_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def step_by_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Makes each step of an optimizer update parameters with different layouts one after another.
-
-    Kernels that update many parameters at once take either ordinary tensors or tensors of one device mesh.
-    """
+    """Makes an optimizer update one layout after another: its kernels take tensors of one device mesh."""
     step = optimizer.step
 
     def by_layout(optimizer: torch.optim.Optimizer, closure: Any = None) -> None:

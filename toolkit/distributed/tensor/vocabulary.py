@@ -183,11 +183,7 @@ class _Losses(torch.autograd.Function):
 
 
 def split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery, shards: int = 1) -> None:
-    """Splits the output head, the embeddings and modules that share their weights; arguments as for `split_layers`.
-
-    Models without a linear head over the vocabulary, and embeddings that compute more than a lookup and a factor, stay
-    whole.
-    """
+    """Splits the linear output head, and lookups and modules with its weights; arguments as for `split_layers`."""
     head, *tables = vocabulary_modules(model) or [None]
     if head is None or not divides([len(module.weight) for module in (head, *tables)], mesh.size(), shards):
         return
@@ -219,16 +215,14 @@ def vocabulary_modules(model: PreTrainedModel) -> list[Any]:
         return []
     weights = {id(head.weight), id(getattr(model.get_input_embeddings(), "weight", None))}
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding) and id(module.weight) in weights]
-    return [head, *tables] if all(_is_lookup(table) for table in tables) else []
+    scaled = "ScaledWordEmbedding"  # a lookup and a factor
+    lookups = all(type(table) is nn.Embedding or type(table).__name__.endswith(scaled) for table in tables)
+    return [head, *tables] if lookups else []
 
 
 def divides(rows: Iterable[int], size: int, shards: int) -> bool:
     """Returns whether each of `size` processes gets rows and, with further shards, equally many."""
     return all(count >= size**2 and (shards == 1 or count % (size * shards) == 0) for count in rows)
-
-
-def _is_lookup(module: nn.Module) -> bool:
-    return type(module) is nn.Embedding or type(module).__name__.endswith("ScaledWordEmbedding")
 
 
 def _look_up(table: Any, mesh: DeviceMesh, ids: Tensor) -> Tensor:
