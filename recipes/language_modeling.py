@@ -12,8 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from toolkit.api.batch import BadRow, Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
+from toolkit.api.batch import (
+    BadRow,
+    Batch,
+    Description,
+    EvalData,
+    ModelOutput,
+    Omission,
+    Predictions,
+    Processor,
+    Record,
+    Row,
+)
 from toolkit.api.task import Task
+from toolkit.base.errors import problems_of
 from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
@@ -57,7 +69,8 @@ class LanguageModelingOptions:
     """Chat template (Jinja) for `messages`; null uses that of the model's tokenizer. Saved with the tokenizer. Names of
     the form `<|name|>` become tokens of a new model's tokenizer."""
     block_size: Annotated[int, Field(ge=2)] = 1024
-    """Maximum number of tokens per block (`text`), or per example: longer ones are truncated and counted."""
+    """Maximum number of tokens that the model reads at once: of a block (`text`), or of an example, which is truncated
+    at its end and counted. A causal model predicts the successor of each."""
     packing: bool = True
     """Concatenate documents in order and split them into blocks of `block_size`. If false, each document starts a new
     block; short documents are padded and long ones become several blocks. No token is lost in either case (`text`
@@ -101,6 +114,7 @@ class LanguageModeling(Task):
     best_metric = "perplexity"
     error_name = "loss per token"
     answer_columns = ("prediction", "loss", "num_tokens")
+    decoding = ("max_new_tokens",)
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
@@ -117,12 +131,14 @@ class LanguageModeling(Task):
         from toolkit.data.columns import used_columns
 
         if self.options.data_format == "messages":
-            return Features(messages=List({"role": Value("string"), "content": Value("string")}))
+            messages = List({"role": Value("string"), "content": Value("string")})
+            return Features(messages=messages, ignored=Value("int64"))
         return Features(dict.fromkeys(used_columns(self), Value("string")))
 
     def check_row(self, row: Row, labelled: bool) -> Row:
         if self.options.data_format == "messages":
-            return {"messages": chat.check_messages(row["messages"], labelled)}
+            messages = chat.check_messages(row["messages"], labelled)
+            return {"messages": messages, "ignored": len(row["messages"]) - len(messages) if labelled else 0}
         if self.answers:
             return chat.check_pair(row, labelled)
         if not isinstance(row["text"], str):
@@ -136,10 +152,23 @@ class LanguageModeling(Task):
     def inputs_of(self, row: Row) -> dict[str, Any]:
         return {"messages": row["messages"][:-1]} if self.options.data_format == "messages" else {}
 
-    def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
-        lost = len(rows) - len(features) if self.answers else 0
-        why = "have no answer within task.block_size tokens and are skipped"
-        return [f"{lost} of {len(rows)} examples {why}."] if lost else []
+    def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
+        if not self.answers:
+            return []
+        why = "task.block_size cuts it off, or it is outside of {% generation %} in the chat template"
+        open_ended = len(features) - sum(features["ended"][:])
+        ignored, kept = 0, []
+        if self.options.data_format == "messages":
+            ignored, kept = sum(rows["ignored"]), rows["messages"]
+        return [
+            Omission("examples do not train the end of an answer", open_ended, len(features), why),
+            Omission("messages after the last answer ignored", ignored, ignored + sum(map(len, kept))),
+        ]
+
+    def processor_problems(self, processor: Processor) -> list[str]:
+        if self.options.data_format == "messages":
+            return chat.end_problems(processor)
+        return problems_of(lambda: blocks.encode_documents([""], processor, self.causal))
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         if not self.answers:
@@ -154,7 +183,10 @@ class LanguageModeling(Task):
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
         if self.answers:
-            return chat.example_columns(chat.encode_examples(rows, processor, labelled), self.options.block_size)
+            end = self._end(processor)
+            return chat.example_columns(
+                chat.encode_examples(rows, processor, labelled, end), self.options.block_size, end
+            )
         tokens = blocks.encode_documents(rows["text"], processor, self.causal)
         return {"tokens": tokens, "length": [len(ids) for ids in tokens]}
 
@@ -163,16 +195,25 @@ class LanguageModeling(Task):
             return chat.with_answers(features)
         return blocks.cut(features, self.options.block_size, packing=self.options.packing, causal=self.causal)
 
+    def lost(self, rows: datasets.Dataset, features: datasets.Dataset) -> tuple[Sequence[int], str]:
+        kept = set(features["example"][:]) if self.answers else range(len(rows))
+        missing = [place for place in range(len(rows)) if place not in kept]
+        return missing, f"have no answer within task.block_size ({self.options.block_size}) tokens"
+
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         pairs = [self._input_and_labels(row, processor, random) for row in features]
         inputs = text.pad([{"input_ids": ids.tolist()} for ids, _ in pairs], processor)
         extra: dict[str, Any] = {"parts": blocks.pad_parts([row["targets"] for row in features], inputs["input_ids"])}
         if self.answers and not features[0]["answers"]:  # prompts without answers, which are to be generated
-            extra |= {"prompts": [row["tokens"] for row in features], "end": blocks.separators(processor)[1]}
+            extra |= {"prompts": [row["tokens"] for row in features], "end": self._end(processor)}
         labels = pad_labels([labels for _, labels in pairs], inputs["input_ids"])
         # The cache of keys and values is for generation; it would be made, and kept, in every pass.
         cache = {"use_cache": False} if self.causal else {}
         return {"inputs": inputs | cache, "labels": labels, "labelled": labelled_positions(labels), "extra": extra}
+
+    def _end(self, processor: Processor) -> list[int]:
+        """Returns the tokens that end an answer or a document."""
+        return chat.answer_end(processor, None if self.options.data_format == "messages" else "")
 
     def _input_and_labels(
         self, row: dict[str, Any], processor: Processor, random: RowRandom
@@ -251,7 +292,8 @@ class LanguageModeling(Task):
         return self.script() if self.causal else "fill_mask"
 
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
-        return generation.script_values(model, processor, self.options.max_new_tokens, self.options.block_size)
+        room = (self.options.max_new_tokens, self.options.block_size)
+        return generation.script_values(model, processor, self._end(processor), *room) if self.causal else {}
 
 
 TASK = LanguageModeling

@@ -18,6 +18,7 @@ from toolkit.api.batch import (
     Description,
     EvalData,
     ModelOutput,
+    Omission,
     Predictions,
     Processor,
     Record,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from toolkit.api.random import RowRandom
+    from toolkit.config.sections import Config
     from toolkit.metrics.score import Quality
 
 NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
@@ -87,9 +89,14 @@ class QuestionAnswering(Task):
     scores = SQUAD
     best_metric = "f1"
     error_name = "1 - F1"
-    answer_columns = ("prediction", "score", "n_best")
+    decoding = ("null_score_diff_threshold", "n_best_size", "max_answer_length")
 
     options: QAOptions
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        none = ["no_answer_score"] if self.options.version_2_with_negative else []
+        self.answer_columns = ("prediction", "score", *none, "n_best")
 
     def auto_model(self, config: PreTrainedConfig) -> str:
         return "AutoModelForQuestionAnswering"
@@ -114,9 +121,25 @@ class QuestionAnswering(Task):
         texts = {"id": identifier, "question": row["question"], "context": row["context"]}
         return texts | {"answers": answers, "trimmed": trimmed}
 
-    def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
-        trimmed = sum(rows["trimmed"][:])
-        return [f"{trimmed} of {len(rows)} answers had surrounding whitespace, which was removed."] if trimmed else []
+    def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
+        answers = [given["text"] for given in rows["answers"]]
+        asked, found = {place for place, texts in enumerate(answers) if texts}, set()
+        cut = set()
+        for example, is_cut, end in zip(
+            *(features[name][:] for name in ("example", "cut_question", "end")), strict=True
+        ):
+            cut |= {example} if is_cut else set()
+            found |= {example} if end > 0 else set()
+        lost = asked - found if IGNORE_INDEX not in features["end"][:1] else set()
+        further = sum(len(texts) - 1 for texts in answers if texts)
+        return [
+            Omission("questions truncated to leave room for the context in task.max_length", len(cut), len(rows)),
+            Omission(
+                "answers longer than task.doc_stride that no window holds, trained as no answer", len(lost), len(asked)
+            ),
+            Omission("answers after a question's first, used for scores only", further, sum(map(len, answers))),
+            Omission("answers without the blanks around them", sum(rows["trimmed"][:]), len(rows)),
+        ]
 
     def group_column(self) -> str:
         return "context"
@@ -174,7 +197,7 @@ class QuestionAnswering(Task):
         return squad_scores(*columns_of(records, "prediction_text", "answers"))
 
     def answer(self, record: Record) -> dict[str, Any]:
-        return {"prediction": record["prediction_text"], "score": record["score"], "n_best": record["n_best"]}
+        return {"prediction": record["prediction_text"]} | {name: record[name] for name in self.answer_columns[1:]}
 
     def script(self) -> str:
         return "question_answering"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from toolkit import modalities
-from toolkit.api.batch import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
+from toolkit.api.batch import Batch, Description, EvalData, ModelOutput, Omission, Predictions, Processor, Record, Row
 from toolkit.api.task import Task
 from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
@@ -46,6 +46,7 @@ PROBLEM_SETTINGS = {
     "focal_gamma": ("single_label_classification", "multi_label_classification"),
     "label_map": ("single_label_classification", "multi_label_classification"),
     "label_separator": ("multi_label_classification", "regression"),
+    "decimal": ("regression",),
     "scale_targets": ("regression",),
 }
 """Settings that only some problem types use."""
@@ -71,9 +72,12 @@ class ReviewsOptions:
     label_map: dict[str, str | None] = field(default_factory=dict)
     """Maps labels as in the file to names, for instance `{1: negative, 2: negative, 3: neutral}`; equal numbers match
     (`1` and `1.0`). Rows whose label is mapped to null are skipped and counted. Labels that are not listed keep their
-    names, and are named when the run starts."""
+    names."""
     label_separator: Annotated[str, Field(min_length=1)] = ","
     """Separator of labels or numbers in text (CSV); the separator alone marks a row without labels."""
+    decimal: Literal[".", ","] | None = None
+    """Decimal separator of numbers in text (regression); the other one may be between thousands. Null refuses numbers
+    with a comma. Blanks, currencies and percent signs are skipped."""
     scale_targets: bool = False
     """Learn numbers in units of their standard deviation, from their mean, both of the training rows (regression). The
     loss is in these units; predictions, scores and the exported script are in that of the labels."""
@@ -101,6 +105,8 @@ class ReviewsOptions:
         if self.labels is not None and (len(set(self.labels)) != len(self.labels) or len(self.labels) < least):
             several = "at least two different names" if least == 2 else "different names"
             found.append(f"task.labels: received {self.labels}, expected {several}")
+        if self.decimal == self.label_separator and len(self.labels or ()) > 1:
+            found.append(f"task.decimal: received {self.decimal!r}, which is task.label_separator, too; change one")
         found += map_problems(self.labels, self.label_map)
         found += unused_options(self, "modality", MODALITY_SETTINGS)
         return found + unused_options(self, "problem_type", PROBLEM_SETTINGS)
@@ -109,6 +115,11 @@ class ReviewsOptions:
 def _input(name: str, help: str) -> Column:
     used: Callable[[Any], bool] = lambda options: options is None or options.modality == name  # noqa: E731
     return Column(help, file=name != "text", used=used)
+
+
+def _part(help: str) -> Column:
+    used: Callable[[Any], bool] = lambda options: options is None or options.modality == "audio"  # noqa: E731
+    return Column(help, required=False, used=used)
 
 
 def _parts(batch: Batch) -> list[tuple[Any, ...]]:
@@ -134,8 +145,12 @@ class Reviews(Task):
         "text": _input("text", "the review"),
         "image": _input("image", "the image's file"),
         "audio": _input("audio", "the audio file"),
+        "start": _part("where the clip begins in the audio file, in seconds"),
+        "end": _part("where it ends"),
         "label": Column("the name of its class, its labels or its numbers", label=True),
     }
+
+    reference = "label"
 
     options: ReviewsOptions
 
@@ -168,7 +183,13 @@ class Reviews(Task):
     def check_row(self, row: Row, labelled: bool) -> Row:
         # The label first: decoding an image takes longer.
         label = self.head.check(row["label"]) if labelled else None
-        return {self.modality: self.inputs.check(row[self.modality], self.options), "label": label}
+        value = row[self.modality]
+        if self.modality == "audio":
+            value = {**value, "start": row.get("start"), "end": row.get("end")}
+        return {self.modality: self.inputs.check(value, self.options), "label": label}
+
+    def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
+        return self.inputs.omissions(rows[self.modality], self.options)
 
     def learn(self, rows: datasets.Dataset) -> None:
         self.head.learn(rows["label"][:])

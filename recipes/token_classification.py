@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from toolkit.api.batch import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
+from toolkit.api.batch import Batch, Description, EvalData, ModelOutput, Omission, Predictions, Processor, Record, Row
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.config.fields import Column
@@ -77,6 +77,7 @@ class TokenClassification(Task):
     }
     options: TokenClassificationOptions
     modality = "text"
+    reference = "tags"
     best_metric = "f1"
     answer_columns = ("prediction", "entities")
     error_name = "wrong or missing entities"
@@ -114,9 +115,10 @@ class TokenClassification(Task):
             raise DataError("data: no training row has an entity; every tag is O.")
         self.state["entity_types"] = self.state["entity_types"] or sorted(kinds)
 
-    def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
-        missing = sum(map(len, rows["tokens"])) - sum(word >= 0 for words in features["words"] for word in words)
-        return [f"{missing} tokens are unknown to the tokenizer, so their tag is always O."] if missing else []
+    def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
+        total = sum(map(len, rows["tokens"]))
+        missing = total - sum(word >= 0 for words in features["words"] for word in words)
+        return [Omission("tokens without a piece in the tokenizer, tagged O", missing, total)]
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         return map(" ".join, rows["tokens"])
@@ -151,7 +153,8 @@ class TokenClassification(Task):
         return entity_scores(predicted, expected, self.state["entity_types"])
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
-        return entity_quality(*columns_of(records, "prediction", "tags"))
+        predicted, expected = columns_of(records, "prediction", "tags")
+        return entity_quality(predicted, expected, self.state["entity_types"])
 
     def baselines(
         self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]

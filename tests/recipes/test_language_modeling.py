@@ -15,6 +15,7 @@ from exports import assert_equal_answers, code_lines, exported, write_rows
 from launching import fork, launch
 from runs import ROOT, SGD, TINY, assert_close, lines, predictions, train, weights
 from tolerances import FLOAT64, float32_tolerance
+from transformers import BertConfig, BertLMHeadModel
 
 from toolkit.api.batch import IGNORE_INDEX
 from toolkit.api.mesh import Mesh
@@ -24,7 +25,8 @@ from toolkit.data.batching.batches import evaluation_loader, training_loader
 from toolkit.data.tokenise import tokenise
 from toolkit.modalities import text
 from toolkit.recipe import load_task_type
-from toolkit.tasks.blocks import cut, encode_documents, mask_tokens
+from toolkit.tasks.blocks import cut, encode_documents, mask_tokens, next_tokens
+from toolkit.tasks.chat import example_columns, inputs_and_labels
 
 TASK = "language_modeling"
 CONFIGS = (TASK, f"{TASK}/smoke_masked")
@@ -79,6 +81,20 @@ def test_documents_of_their_own_begin_blocks_and_lose_nothing():
         own = [block for block in blocks if block["example"] == row["example"]]
         assert [*own[0]["tokens"][:1], *(t for block in own for t in block["tokens"][1:])] == row["tokens"]
         assert all(len(block["targets"]) == 1 for block in own)
+
+
+def test_the_model_reads_at_most_block_size_tokens_whatever_the_objective_and_the_format():
+    tokenizer = new_tokenizer()
+    for packing in (True, False):
+        causal = [*cut(documents(30, 3, 9), 8, packing=packing, causal=True)]
+        read = [len(next_tokens(np.array(block["tokens"]), tokenizer)[0]) for block in causal]
+        assert max(read) == 8
+        assert max(len(block["tokens"]) for block in cut(documents(30, 3), 8, packing=packing, causal=False)) == 8
+    tokens = [*range(10, 40)]
+    for mask in ([False] * 5 + [True] * 25, []):  # an example, and a prompt to be answered
+        kept = example_columns([(tokens, mask)], 8)
+        ids, labels = inputs_and_labels(np.array(kept["tokens"][0]), kept["answers"][0])
+        assert len(ids) == len(labels) == kept["length"][0] == 8
 
 
 def test_masked_blocks_do_not_overlap():
@@ -144,6 +160,20 @@ def test_a_tokenizer_without_the_tokens_that_the_objective_needs_is_rejected():
         encode_documents(["a"], new_tokenizer("masked"), causal=True)
     with pytest.raises(InputError, match=r"masked .*mask token.*task\.objective=causal"):
         encode_documents(["a"], new_tokenizer("causal"), causal=False)
+
+
+@pytest.mark.parametrize("data_format", ["text", "prompt_completion"])
+def test_missing_tokens_are_found_before_a_run(tmp_path, capsys, data_format):
+    model = {"model_type": "bert", "vocab_size": 300, "hidden_size": 8, "num_hidden_layers": 1,
+             "num_attention_heads": 1, "intermediate_size": 8, "is_decoder": True}  # fmt: skip
+    BertLMHeadModel(BertConfig(**model)).save_pretrained(tmp_path / "model")
+    new_tokenizer("masked").save_pretrained(tmp_path / "model")
+    (tmp_path / "rows.csv").write_text("text,prompt,completion\nRain.,Is it wet?,Yes.\nSun.,And now?,No.\n")
+    (tmp_path / "my.yaml").write_text(f"data: {{train_file: {tmp_path / 'rows.csv'}}}")
+    settings = (f"task.data_format={data_format}", f"model.name_or_path={tmp_path / 'model'}", "task.block_size=8")
+    run = (TASK, "--config", tmp_path / "my.yaml", *settings, f"output_dir={tmp_path / 'run'}")
+    assert run_command("validate", *run) == 2
+    assert "causal needs an end-of-text token" in capsys.readouterr().err
 
 
 # Masks
@@ -295,7 +325,7 @@ def test_gpt2_trains_and_its_tokenizer_is_saved(packing, tmp_path):
     assert saved["eos_token_id"] == saved["bos_token_id"] == 0
     assert len(predictions(tmp_path / "run")) == 7
     folder = exported(tmp_path / "run", tmp_path)
-    assert code_lines(folder) <= 60
+    assert code_lines(folder) <= 66
     new = write_rows(tmp_path / "new.csv", [{"text": text} for text in (*TEXTS, "", "The end.")])
     assert_equal_answers(tmp_path / "run", folder, new, float32_tolerance(terms=4000))  # perplexities
 

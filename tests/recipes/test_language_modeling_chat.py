@@ -92,7 +92,7 @@ def test_an_exported_run_answers_conversations_with_transformers(finished, tmp_p
     asked = [talk[:1] for talk in talks("validation", 3)] + talks("validation", 2) + [talks("train", 1)[0] * 12]
     (tmp_path / "new.jsonl").write_text("".join(json.dumps({"messages": talk, "n": 1}) + "\n" for talk in asked))
     folder = exported(finished, tmp_path)
-    assert code_lines(folder) <= 60
+    assert code_lines(folder) <= 66
     assert_equal_answers(finished, folder, tmp_path / "new.jsonl", 0, ("loss", "num_tokens"))
     (answer,) = script_answers(folder, "--text", *asked[0][0]["content"].split())
     assert answer["prediction"] == greedy(finished, asked[0])
@@ -128,10 +128,16 @@ def test_every_split_of_a_window_gives_the_same_training(tmp_path):
 
 
 def test_what_was_cut_and_what_was_lost_is_in_the_report(tmp_path):
-    train(CHAT, tmp_path / "run", *FEW, "task.block_size=16", "task.max_new_tokens=8")
+    short = ("task.block_size=16", "task.max_new_tokens=8")
+    with pytest.raises(DataError, match=r"3 of 12 rows have no answer within task\.block_size \(16\) tokens: 3, 7, 11"):
+        train(CHAT, tmp_path / "all", *FEW, *short)
+    with pytest.raises(DataError, match=r"data\.max_bad_rows to at least 0\.25"):
+        train(CHAT, tmp_path / "many", *FEW, *short, "data.bad_rows=skip")
+    train(CHAT, tmp_path / "run", *FEW, *short, "data.bad_rows=skip", "data.max_bad_rows=0.5")
     report = (tmp_path / "run" / "report.md").read_text()
-    assert "inputs are longer than task.block_size and were truncated." in report
-    assert "3 of 12 examples have no answer within task.block_size tokens and are skipped." in report
+    assert "inputs truncated to task.block_size=16 |" in report
+    assert "| rows have no answer within task.block_size (16) tokens | 3 of 12 | 25.0% | 3, 7, 11 |" in report
+    assert json.loads((tmp_path / "run/run.json").read_text())["bad_rows"]["train"] == 3
     with pytest.raises(DataError, match=r"task\.block_size: .*answers"):
         train(CHAT, tmp_path / "none", *FEW, "task.block_size=2", "task.max_new_tokens=2")
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 from commands import run_command
-from exports import assert_equal_answers, code_lines, exported, write_rows
+from exports import assert_equal_answers, code_lines, exported, toolkit_answers, write_rows
 from runs import ROOT, lines, predictions, train
 from tolerances import float32_tolerance
 
@@ -75,7 +75,7 @@ def test_an_exported_run_finds_the_same_spans_with_transformers(finished, tmp_pa
     rows = [{"question": part["qas"][0]["question"], "context": part["context"]} for part in paragraphs[:5]]
     rows += [rows[0] | {"question": "Why? " * 60}, rows[0] | {"question": ""}]
     folder = exported(finished, tmp_path)
-    assert code_lines(folder) <= 60
+    assert code_lines(folder) <= 66
     assert_equal_answers(finished, folder, write_rows(tmp_path / "new.csv", rows), float32_tolerance())
 
 
@@ -116,12 +116,22 @@ def test_unanswerable_questions_are_trained_on_and_scored(tmp_path):
     line = lines(tmp_path / "run", "eval_loss")[-1]
     assert line["eval_no_answer_f1"] == 1.0  # with this threshold "no answer" always wins
     assert {record["prediction_text"] for record in predictions(tmp_path / "run")} == {""}
+    asked = write_rows(tmp_path / "new.csv", [{name: question()[name] for name in ("question", "context")}] * 2)
+    answer, kept = toolkit_answers(tmp_path / "run", asked)[0], ("--overwrite", "task.null_score_diff_threshold=1000")
+    assert answer["score"] == answer["no_answer_score"]  # of the prediction, and of no answer
+    assert_equal_answers(tmp_path / "run", exported(tmp_path / "run", tmp_path), asked, float32_tolerance())
+    output = ("--output", tmp_path / "kept.jsonl")
+    assert run_command("predict", tmp_path / "run", "--input", asked, *output, *kept) == 0
+    record = json.loads((tmp_path / "kept.jsonl").read_text().splitlines()[0])
+    assert record["prediction"] in question()["context"]
+    assert record["no_answer_score"] == pytest.approx(float(answer["no_answer_score"]), abs=1e-5)
+    assert record["score"] + record["no_answer_score"] <= 1 + 1e-9
 
 
 def test_blanks_around_answers_are_taken_off_and_counted(tmp_path, capsys):
     rows = [question(id=str(i), answers={"text": [" grows "], "answer_start": [6]}) for i in range(8)]
     train("qa", tmp_path / "run", write(tmp_path / "rows.jsonl", rows), "train.max_steps=1")
-    assert "8 of 8 answers had surrounding whitespace" in (tmp_path / "run" / "report.md").read_text()
+    assert "answers without the blanks around them | 8 of 8" in (tmp_path / "run" / "report.md").read_text()
 
 
 def test_a_window_longer_than_the_model_is_rejected_before_data_is_read(tmp_path):

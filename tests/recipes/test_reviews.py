@@ -39,6 +39,8 @@ def test_a_run_leaves_exactly_these_files(finished):
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
     assert {path.name for path in (finished / "checkpoints").iterdir()} == {"step-2", "step-3"}
+    cards = re.search(r'<dl class="highlights">(.*?)</dl>', (finished / "report.html").read_text(), re.S)[1]
+    assert {"validation accuracy", "test accuracy"} <= {*re.findall(r"<dt>([^;<]+)", cards)}
 
 
 def test_metrics_have_the_promised_names(finished):
@@ -104,6 +106,8 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path, ca
     low, high, baseline = (f"{value:.4g}" for value in ends.values())
     accuracy = rf"eval_accuracy +{scores['eval_accuracy']:.4g} \({low} to {high}; always 'positive': {baseline}\)"
     assert re.search(rf"eval_f1_macro .*always 'positive': .*{accuracy}", capsys.readouterr().out, re.S)
+    assert run_command("evaluate", finished, "--data", labelled, "data.max_eval_samples=4") == 0
+    assert "run on labelled.csv: 4 rows\n" in capsys.readouterr().out
     assert float(baseline) == pytest.approx(6 / 9, abs=1e-4)
     assert (
         f"| eval_accuracy | {scores['eval_accuracy']:.4g} | {low} to {high} | "
@@ -178,7 +182,7 @@ def test_bad_rows_stop_a_run_or_are_left_out_and_counted(tmp_path):
 
 def test_rows_that_cannot_be_used_are_named_before_what_follows_from_them(tmp_path):
     (tmp_path / "rows.csv").write_text("text,label\na text,good\nanother,\na third,\n")
-    with pytest.raises(DataError, match=r"row 3: column 'label' is empty"):
+    with pytest.raises(DataError, match=r"rows 3 and 4: column 'label' is empty"):
         train("reviews", tmp_path / "run", f"data.train_file={tmp_path / 'rows.csv'}", "data.validation_file=null")
 
 
@@ -247,7 +251,9 @@ def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path, capsys):
     assert config["id2label"] == {"0": "[red]", "1": "a|b", "2": "two"}
     report = (tmp_path / "run" / "report.md").read_text()
     assert "| a\\|b | 6 | 2 |" in report
-    assert "1 of 25 rows cannot be used (4.0%): label nan is neither text nor a number (1, first in row 25)" in report
+    assert (
+        "rows cannot be used | 1 of 25 | 4.0% | label nan is neither text nor a number (1, first in row 25)" in report
+    )
 
     more = [{"text": f"text {i}", "label": label} for i, label in enumerate([2, "2.00", "two", "blue"])]
     (tmp_path / "more.jsonl").write_text("\n".join(map(json.dumps, more)))
@@ -300,7 +306,12 @@ def test_unsure_answers_and_all_scores_have_columns(finished, tmp_path):
     assert list(found[0])[4:] == ["prediction_2", "score", "score_negative", "score_positive", "unsure", "error"]
     assert [row["unsure"] for row in found] == ["true", "", "true", ""]
     assert float(found[0]["score"]) == max(float(found[0]["score_negative"]), float(found[0]["score_positive"]))
-    assert answers(finished, tmp_path, "--threshold", "0")[0]["unsure"] == "false"
+    assert answers(finished, tmp_path, "--threshold", "0", "--overwrite")[0]["unsure"] == "false"
+    assert all(len(row[name]) <= len("0.123456") for row in found for name in row if name.startswith("score"))
+    arguments = ("--input", tmp_path / "new.csv", "--output", tmp_path / "whole.jsonl")
+    assert run_command("predict", finished, *arguments) == 0
+    whole = json.loads((tmp_path / "whole.jsonl").read_text().splitlines()[0])["score"]
+    assert float(found[0]["score"]) == float(f"{whole:.6g}") != whole
 
 
 def test_unusable_rows_may_be_rejected_instead(finished, tmp_path, capsys):
@@ -325,6 +336,18 @@ def test_several_inputs_other_columns_and_single_columns(finished, tmp_path, cap
     arguments = ("--data", tmp_path / "c.csv", "data.columns.text=body", "--output", tmp_path / "scores.json")
     assert run_command("evaluate", finished, *arguments) == 0
     assert "run on c.csv: 1 row\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("header", "settings"),
+    [("text,label", ["data.delimiter=;"]), ("text|label", ["data.delimiter=,"]), ("text:label", []), ("label", [])],
+)
+def test_a_line_that_was_not_divided_is_not_taken_for_a_text(finished, tmp_path, capsys, header, settings):
+    (tmp_path / "new.csv").write_text(f"{header}\nNice boots{header[4:5]}positive\n")
+    assert run_command("predict", finished, "--input", tmp_path / "new.csv", *settings) == 2
+    said = capsys.readouterr().err
+    assert f"has no column 'text': the review. Its columns are {header}" in said
+    assert not (tmp_path / "new.predictions.csv").exists()
 
 
 def test_single_texts_are_answered_on_the_terminal(finished, capsys):
@@ -352,6 +375,9 @@ def test_an_exported_run_answers_with_transformers_as_the_toolkit_does(finished,
     ):
         with pytest.raises(SystemExit, match=message):
             script_answers(colleague, *arguments)
+    with pytest.raises(SystemExit) as ended:
+        script_answers(colleague, "--help")
+    assert ended.value.code is None
 
 
 def test_an_export_is_complete_and_has_no_private_paths(finished, colleague):
@@ -362,7 +388,7 @@ def test_an_export_is_complete_and_has_no_private_paths(finished, colleague):
         content = path.read_bytes()
         assert [folder for folder in private if folder.encode() in content] == [], path
     assert len(files["README.txt"].read_text().splitlines()) == 5
-    assert code_lines(colleague) <= 21
+    assert code_lines(colleague) <= 31
     assert files["requirements.txt"].read_text().startswith("torch\ntransformers>=5")
     card = files["model/README.md"].read_text()
     for part in (

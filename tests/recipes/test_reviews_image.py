@@ -282,7 +282,17 @@ def test_new_pictures_are_predicted_from_a_list_of_paths_or_a_folder(finished, t
         writer.writerows([images / record["image"]] for record in records)
     for source in (tmp_path / "new.csv", images):
         with pytest.raises(SystemExit) as ended:
-            toolkit_command(["predict", str(finished), "--input", str(source), "--output", str(tmp_path / "out.jsonl")])
+            toolkit_command(
+                [
+                    "predict",
+                    str(finished),
+                    "--input",
+                    str(source),
+                    "--output",
+                    str(tmp_path / "out.jsonl"),
+                    "--overwrite",
+                ]
+            )
         assert not ended.value.code
         found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert [record["prediction"] for record in found[: len(records)]] == [r["prediction"] for r in records]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.api.task import Task
@@ -19,6 +20,30 @@ from toolkit.data.sources import Source, folder_of, is_files
 
 LONG_NAME = 40
 """Characters of the name of a column, above which it looks like a text."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Columns that are read beside those of the task, by their names in the source; None for none."""
+
+    group: str | None = None  # whose equal values make a group
+    id: str | None = None  # which names rows in predictions
+
+    @classmethod
+    def of(cls, data: DataConfig, task: Task) -> Beside:
+        """Returns the columns that a run's settings name; the task may group rows by a column of its own."""
+        own = task.group_column()
+        group = data.columns.get(own, own) if own is not None and data.group_column is None else data.group_column
+        return cls(group, data.id_column)
+
+
+NO_COLUMNS = Beside()
+
+
+def unused_columns(present: Iterable[str], task: Task, columns: Mapping[str, str], beside: Beside) -> list[str]:
+    """Returns the columns of a source that a run does not read."""
+    used = {columns.get(name, name) for name in used_columns(task)} | {beside.group, beside.id}
+    return [name for name in present if name not in used]
 
 
 def used_columns(task: Task) -> dict[str, Column]:
@@ -93,7 +118,7 @@ def require_present(
     task: Task,
     columns: Mapping[str, str],
     labelled: bool,
-    group: str | None,
+    beside: Beside,
 ) -> None:
     """Checks that a source has the columns that are needed, unless none of its first rows is readable.
 
@@ -104,7 +129,7 @@ def require_present(
         task: defines the columns.
         columns: maps the toolkit's column names to the source's.
         labelled: whether label columns are needed.
-        group: name of the group column, or None.
+        beside: columns that the task does not read.
 
     Raises:
         DataError: naming each missing column that is needed, or named by the user.
@@ -112,7 +137,7 @@ def require_present(
 
     def require(present: list[str]) -> None:
         require_columns(source, present, task, columns, labelled)
-        require_group(source, present, group)
+        require_beside(source, present, beside)
 
     if not (present := columns_of(first)):
         return
@@ -146,17 +171,11 @@ def _about_header(present: Sequence[str], missing: str) -> list[str]:
     return []
 
 
-def group_column(data: DataConfig, task: Task) -> str | None:
-    """Returns the name in the data of the column that groups rows, or None."""
-    if data.group_column is not None or (own := task.group_column()) is None:
-        return data.group_column
-    return data.columns.get(own, own)
-
-
-def require_group(source: str, present: list[str], group: str | None) -> None:
-    """Raises DataError if the group column, if there is one, is not among the source's columns."""
-    if group is not None and group not in present:
-        raise DataError(
-            f"data.group_column: {source} has no column {group!r}{did_you_mean(group, present)}. "
-            f"Its columns are {', '.join(present)}."
-        )
+def require_beside(source: str, present: list[str], beside: Beside) -> None:
+    """Raises DataError if a column of groups or ids is not among the source's columns."""
+    for setting, name in (("group_column", beside.group), ("id_column", beside.id)):
+        if name is not None and name not in present:
+            raise DataError(
+                f"data.{setting}: {source} has no column {name!r}{did_you_mean(name, present)}. "
+                f"Its columns are {', '.join(present)}."
+            )

@@ -8,10 +8,11 @@ from itertools import combinations
 
 import numpy as np
 
+from toolkit.api.batch import Omission
 from toolkit.api.task import Task
 from toolkit.base.console import counted, say, shorten, warn
-from toolkit.data.keys import NO_GROUP, first_like, near_equal
-from toolkit.data.table import NUMBER, Table, exclusions, skipped
+from toolkit.data.keys import NO_GROUP, first_like, misspelt, near_equal
+from toolkit.data.table import NUMBER, Table
 
 FEW_EXAMPLES = 5
 """Labels with fewer training rows are named."""
@@ -51,8 +52,7 @@ class RowFindings:
     # by the names of two splits, the number of groups that are in both
     shared_groups: Mapping[tuple[str, str], int] = field(default_factory=dict)
     group_column: str | None = None  # the column that groups rows, or None
-    skipped: Mapping[str, str] = field(default_factory=dict)  # by split, one line about the rows that cannot be used
-    excluded: Sequence[str] = ()  # lines about the rows that the task's options exclude
+    omissions: Sequence[Omission] = ()  # rows and columns that are not used
 
     def notes(self) -> list[str]:
         """Returns facts about the rows, as sentences."""
@@ -60,7 +60,7 @@ class RowFindings:
         found = (
             [f"{len(train)} labels in {counted(self.rows['train'], 'training row')}: {listed(train)}."] if train else []
         )
-        found += [*self.label_notes, *(f"{line}." for line in self.excluded)]
+        found += self.label_notes
         if self.groups:
             parts = [f"{self.groups[name]:,} in {name} ({self.rows[name]:,} rows)" for name in self.groups]
             found.append(f"Groups by {self.group_column!r}: {', '.join(parts)}.")
@@ -69,10 +69,13 @@ class RowFindings:
     def warnings(self) -> list[str]:
         """Returns possible problems, as sentences."""
         train = self.labels.get("train", {})
-        found = [f"{line}. They are skipped (data.bad_rows=skip)." for line in self.skipped.values()]
+        found = []
         if alike := near_equal(train):
             groups = "; ".join(", ".join(f"{name!r} ({train[name]:,})" for name in group) for group in alike)
             found.append(f"Labels that differ only in spelling: {groups}. Merge them with task.label_map.")
+        if wrong := misspelt(train):
+            pairs_of = ", ".join(f"{rare!r} ({train[rare]:,}) for {right!r}" for rare, right in wrong.items())
+            found.append(f"Labels that look misspelt: {pairs_of}. Correct them with task.label_map.")
         if rare := {name: count for name, count in train.items() if count < FEW_EXAMPLES}:
             found.append(f"Labels with fewer than {FEW_EXAMPLES} training rows: {listed(rare)}.")
         for source, pairs in self.duplicates.items():
@@ -89,8 +92,8 @@ class RowFindings:
         return found
 
     def tell(self) -> None:
-        """Logs notes and warnings on the main process."""
-        for note in self.notes():
+        """Logs notes, omissions and warnings on the main process."""
+        for note in (*self.notes(), *(f"{each}." for each in self.omissions)):
             say(note)
         for warning in self.warnings():
             warn(warning)
@@ -120,8 +123,6 @@ def find(
             (a, b): count for a, b in pairs if tell_groups and (count := len(np.intersect1d(grouped[a], grouped[b])))
         },
         group_column=group_column,
-        skipped={name: skipped(table) for name, table in tables.items() if table.bad},
-        excluded=[line for table in tables.values() for line in exclusions(table)],
     )
 
 
@@ -150,6 +151,12 @@ def _shared(first: Table, second: Table) -> Pairs:
     others = places[np.searchsorted(values, second.keys.inputs[shown])]
     numbers = zip(first.rows[others][NUMBER], second.rows[shown][NUMBER], strict=True)
     return Pairs(len(shared), tuple(numbers))
+
+
+def some(names: Sequence[str]) -> str:
+    """Returns names as a list; of many, the first ones and the number of the others."""
+    more = [f"{len(names) - MOST_LISTED} more"] if len(names) > MOST_LISTED else []
+    return ", ".join([*(shorten(name, 30) for name in names[:MOST_LISTED]), *more])
 
 
 def listed(counts: Mapping[str, int]) -> str:

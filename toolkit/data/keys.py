@@ -8,12 +8,14 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from toolkit.api.batch import Row
 from toolkit.api.task import Task
+from toolkit.base.files import cached_while_unchanged
 from toolkit.data.media.files import open_file
 
 if TYPE_CHECKING:
@@ -63,18 +65,27 @@ class Keys:
         """Returns the digests of the rows at the given places."""
         return Keys(self.inputs[places], self.labels[places], self.groups[places])
 
+    def joined(self, other: Keys) -> Keys:
+        """Returns these digests, followed by others."""
+        pairs = zip((self.inputs, self.labels, self.groups), (other.inputs, other.labels, other.groups), strict=True)
+        return Keys(*map(np.concatenate, pairs))
+
 
 def row_keys(row: Row, task: Task, group: Any) -> dict[str, int]:
-    """Returns the digests of a checked row, by column; `group` is its value in the group column, or None."""
+    """Returns the digests of a checked row, by column; `group` is its value in the group column, or None.
+
+    Parts of one recording are a group unless the column makes another.
+    """
     names = [name for name in row if name in task.columns]
     labels = [name for name in names if task.columns[name].label]
     inputs = [name for name in names if name not in labels and not task.columns[name].key]
     parts = task.inputs_of(row)
     labels += [name for name in inputs if name in parts]  # as a whole, with their inputs
+    recordings = (row[name]["path"] for name in inputs if isinstance(row[name], Mapping) and "first" in row[name])
     return {
         INPUTS: _digest([_content(parts.get(name, row[name])) for name in inputs]),
         LABEL: _digest([row[name] for name in labels]),
-        GROUP: _group_of(group),
+        GROUP: _group_of(group) or _group_of(next(recordings, None)),
     }
 
 
@@ -91,11 +102,18 @@ def _digest(value: Any) -> int:
 
 
 def _content(value: Any) -> Any:
-    """Returns the digest of the content of a row's file, and any other value unchanged."""
+    """Returns the digest of a row's file with the part of it that is used, and any other value unchanged."""
     if not (isinstance(value, Mapping) and value.keys() >= {"path", "bytes", "name"}):
         return value
-    with open_file(value) as file:
-        return hashlib.blake2b(file.read(), digest_size=16).hexdigest()
+    digest = _digest_of(Path(value["path"])) if value["bytes"] is None else hashlib.sha256(value["bytes"]).hexdigest()
+    return digest, value.get("first"), value.get("frames")
+
+
+@cached_while_unchanged
+def _digest_of(path: Path) -> str:
+    """Returns the digest of a file or a part of an archive; rows may be many parts of one recording."""
+    with open_file({"path": str(path), "bytes": None}) as file:
+        return hashlib.sha256(file.read()).hexdigest()
 
 
 def units(keys: Keys) -> np.ndarray | None:
@@ -158,6 +176,26 @@ def near_equal(labels: Iterable[str]) -> list[list[str]]:
     for label in labels:
         groups.setdefault(_plain(label), []).append(label)
     return [group for group in groups.values() if len(group) > 1]
+
+
+RARE = 0.1
+"""Largest number of rows of a misspelt label, as a share of those of the right one."""
+MOST_COMPARED = 500
+
+
+def misspelt(counts: Mapping[str, int]) -> dict[str, str]:
+    """Returns rare labels that are one letter off a frequent one (or have two exchanged), with that one."""
+
+    def shorter(label: str) -> set[str]:
+        return {label[:place] + label[place + 1 :] for place in range(len(label))}
+
+    words = {label: shorter(label) for label in counts if len(label) > 3 and not any(map(str.isdigit, label))}
+    return {
+        rare: common
+        for rare, less in (words if len(words) <= MOST_COMPARED else {}).items()
+        for common, other in words.items()
+        if 0 < counts[rare] <= RARE * counts[common] and (rare in other or common in less or less & other)
+    }
 
 
 def _plain(label: str) -> str:

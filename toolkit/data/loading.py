@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from toolkit.api.batch import Omission
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.config.sections import DEFAULT_SPLIT, Config
-from toolkit.data.columns import group_column
-from toolkit.data.findings import RowFindings, find
-from toolkit.data.keys import units
+from toolkit.data.columns import Beside, columns_in, columns_of, unused_columns
+from toolkit.data.findings import RowFindings, find, some
+from toolkit.data.keys import first_like, units
 from toolkit.data.readers.raw import Reading
-from toolkit.data.sources import load_hub
+from toolkit.data.sources import is_files, load_hub, read_rows
 from toolkit.data.splits import fold_numbers, set_aside
 from toolkit.data.staging import Stage, staged
-from toolkit.data.table import HubSplit, Table, apply_policy, load_table
+from toolkit.data.table import PEEKED_ROWS, HubSplit, Table, apply_policy, exclusions, load_table, skipped
 from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:
@@ -70,15 +72,42 @@ def check_rows(cfg: Config, task: Task) -> CheckedRows:
 def _checked(cfg: Config, task: Task, tables: Mapping[str, Table], sampled: bool, examined: bool) -> CheckedRows:
     data = cfg.data
     bad = apply_policy(tables, data.bad_rows, data.max_bad_rows)
+    left = [each for table in tables.values() for each in (skipped(table), *exclusions(table))]
+    if data.drop_duplicates:
+        train = tables["train"]
+        first = np.flatnonzero(first_like(train.keys.inputs, train.keys.labels) == np.arange(len(train.rows)))
+        tables = {**tables, "train": train.select(first)}
+        left.append(_left("train", train, tables["train"], "rows skipped as exact duplicates (data.drop_duplicates)"))
     splits = dict(tables) if sampled else _split(cfg, task, tables)
-    limits = {"train": data.max_train_samples}
-    splits = {name: part.head(limits.get(name, data.max_eval_samples)) for name, part in splits.items()}
+    for name, part in splits.items():
+        option = "max_train_samples" if name == "train" else "max_eval_samples"
+        splits[name] = part.head(limit := getattr(data, option))
+        left.append(_left(name, part, splits[name], f"rows after the first data.{option}={limit} not used"))
+    if data.join_validation and "validation" in splits:
+        splits["train"] = splits["train"].joined(splits.pop("validation"))
     task.learn(splits["train"].rows)
     findings = RowFindings()
     if examined and not sampled:
-        findings = find(task, tables, splits, group_column(data, task), chosen=data.group_column is not None)
+        findings = find(task, tables, splits, Beside.of(data, task).group, chosen=data.group_column is not None)
+        left += _unused(cfg, task)
+        findings = replace(findings, omissions=[each for each in left if each.count])
     rows = {name: part.rows for name, part in splits.items()}
     return CheckedRows(rows, {name: table.fingerprint for name, table in tables.items()}, bad, findings, tables)
+
+
+def _left(name: str, before: Table, after: Table, what: str) -> Omission:
+    return Omission(what, len(before.rows) - len(after.rows), len(before.rows), where=name)
+
+
+def _unused(cfg: Config, task: Task) -> Iterator[Omission]:
+    """Yields the columns of each data file that the run does not read."""
+    data = cfg.data
+    for file in filter(None, (data.train_file, data.validation_file, data.test_file)):
+        columns = columns_in(file, task, data.columns)
+        if not is_files(file) and (columns or columns == data.columns):
+            present = columns_of(islice(read_rows(file, Reading.of(data)), PEEKED_ROWS))
+            unused = unused_columns(present, task, columns, Beside.of(data, task))
+            yield Omission("columns not used", len(unused), len(present), some(unused), str(file))
 
 
 def _split(cfg: Config, task: Task, tables: Mapping[str, Table]) -> dict[str, Table]:
@@ -145,8 +174,9 @@ def _tables(cfg: Config, task: Task, sample: int | None, stage: Stage | None = N
 
     def load(source: Any) -> Table:
         copies = stage.copies(source) if stage and isinstance(source, str) else None
-        reading, group = Reading.of(data), group_column(data, task)
-        return load_table(source, task, data.columns, True, None, sample, reading, group, copies)
+        return load_table(
+            source, task, data.columns, True, None, sample, Reading.of(data), Beside.of(data, task), copies
+        )
 
     tables = {"train": load(sources.pop("train"))}
     # Labels are learned before the other splits are checked, so that a label unknown to training is a bad row there.

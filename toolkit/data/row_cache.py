@@ -35,11 +35,7 @@ LOCK_SUFFIX = ".lock"
 def from_cache(
     key: str, make: Callable[[Path], datasets.Dataset], cache_dir: str | Path | None = None
 ) -> datasets.Dataset:
-    """Returns the cached rows of a key, or makes them if they are missing or not as they were written.
-
-    `make` makes the rows, with all of their files in the given folder, or opens the files that are there. Raises
-    DataError if the cache cannot be read or written.
-    """
+    """Returns the rows of a key: cached, or made by `make` if they are missing or not as they were written."""
     import datasets
     from filelock import FileLock
 
@@ -122,10 +118,7 @@ PROGRAM = "ffmpeg"
 
 
 def decoders() -> dict[str, str]:
-    """Returns the versions of the installed decoders of files, by name.
-
-    A file may be readable only with one of them, so rows that were bad without it are checked again.
-    """
+    """Returns versions of the installed decoders: rows that were bad without one are checked again with it."""
     found = {}
     for module, package in DECODERS.items():
         if find_spec(module) is not None:

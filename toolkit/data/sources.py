@@ -84,7 +84,7 @@ def read_rows(source: Source, reading: Reading = RECOGNISED, labelled: bool = Tr
         DataError: if the source is missing, has an unknown format or encoding, or has no rows.
     """
     name = name_of(source)
-    return checked(_raw_rows(source, reading, labelled), name, reading.unescape_html)
+    return checked(_raw_rows(source, reading, labelled), name, reading)
 
 
 def _raw_rows(source: Source, reading: Reading, labelled: bool) -> Iterator[RawRow]:
@@ -181,9 +181,9 @@ def place_of(source: Source, copies: Path | None) -> Source:
 
 
 def num_bytes(source: Source) -> int:
-    """Returns the size of a file in bytes, or the total size of several; raises DataError if one does not exist."""
+    """Returns the size in bytes of a file, of several, or of a folder; raises DataError if one does not exist."""
     names = files_of(str(source)) if isinstance(source, str | Path) else source
-    return sum(_existing(name).stat().st_size for name in names)
+    return sum(file.lstat().st_size for path in map(_existing, names) for file in (path, *path.rglob("*")))
 
 
 def _existing(path: str | Path) -> Path:
@@ -307,8 +307,8 @@ def _hub_errors(
         ) from error
 
 
-def hub_rows(dataset: datasets.Dataset, unescape_html: bool = False) -> Iterator[RawRow]:
+def hub_rows(dataset: datasets.Dataset, reading: Reading = RECOGNISED) -> Iterator[RawRow]:
     """Streams the rows of one split, numbered from 1, with class names instead of class numbers."""
     # Arrow batches instead of Python rows, so that unused audio and images are not decoded.
     batches = dataset.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
-    return checked(arrow_rows(batches, dataset.features), f"Split {dataset.split!s} of the dataset", unescape_html)
+    return checked(arrow_rows(batches, dataset.features), f"Split {dataset.split!s} of the dataset", reading)

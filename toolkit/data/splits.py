@@ -26,25 +26,12 @@ def set_aside(
     units: np.ndarray | None = None,
     setting: str = "data.validation_split",
 ) -> np.ndarray:
-    """Chooses the rows to set aside.
+    """Returns whether each row is set aside, `[rows]`: at least one is, and at least one stays.
 
-    With `units`, units are taken in random order, and one is set aside if that brings the number of rows of each class
-    closer to its target. A class that has all its rows in one unit is not set aside.
-
-    Args:
-        total: number of rows.
-        held: number of rows to set aside; at least one row is set aside, and one stays.
-        seed: random seed; the choice also depends on the number of rows, their classes and their units.
-        classes: `[rows]` class of each row. Its distribution is kept (to within a row if there are no units) in both
-            parts; a class that occurs only once is not set aside.
-        units: `[rows]` number of each row's unit, whose rows stay together; None if each row is a unit of its own.
-        setting: dotted key of the setting, for messages.
-
-    Returns:
-        `[rows]` whether each row is set aside.
-
-    Raises:
-        DataError: if there are too few rows or units for two parts.
+    The distribution of `classes` is kept in both parts (to within a row if there are no units); a class that occurs
+    only once is not set aside. Rows with the same number in `units` stay together: units are taken in random order, and
+    one is set aside if that brings the number of rows of each class closer to its target. Raises DataError, which names
+    `setting`, if there are too few rows or units for two parts.
     """
     if total < 2:
         raise DataError(f"{setting}: {total} row cannot be split in two. {INSTEAD[setting]}")
@@ -78,17 +65,7 @@ def _groups(values: Sequence[Any]) -> list[np.ndarray]:
 def _whole_units(
     groups: Sequence[np.ndarray], units: np.ndarray, targets: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
-    """Chooses units in random order, such that the number of rows of each class comes close to its target.
-
-    Args:
-        groups: the rows of each class.
-        units: `[rows]` number of each row's unit.
-        targets: `[classes]` number of rows to set aside.
-        generator: source of the order.
-
-    Returns:
-        The places of the chosen rows; empty if no unit can be set aside.
-    """
+    """Returns rows of random units that bring each class of `groups` close to its target; may be none."""
     order = np.argsort(units, kind="stable")
     starts = np.searchsorted(units[order], np.arange(units.max() + 2)).tolist()
     classes = np.empty(len(units), dtype=np.int64)
@@ -127,15 +104,7 @@ def _too_few(units: np.ndarray | None) -> str:
 
 
 def _shares(counts: np.ndarray, held: int) -> np.ndarray:
-    """Distributes `held` rows over groups by largest remainder; at least one row of each group stays.
-
-    Args:
-        counts: `[groups]` number of rows of each group, at least one of them above 1.
-        held: number of rows to set aside; fewer are returned if the groups are too small.
-
-    Returns:
-        `[groups]` number of rows to set aside of each group.
-    """
+    """Distributes `held` rows over groups of `counts` rows by largest remainder; one row of each stays."""
     spare = counts - 1
     held = min(held, int(spare.sum()))
     exact = held * np.where(spare > 0, counts, 0) / counts[spare > 0].sum()
@@ -155,24 +124,12 @@ INSTEAD_OF_FOLDS = "Lower data.folds, give more rows, or set another data.group_
 def fold_numbers(
     total: int, folds: int, seed: int, classes: Sequence[Any] | None = None, units: np.ndarray | None = None
 ) -> np.ndarray:
-    """Divides rows into folds.
+    """Returns the number of each row's fold, from 0, `[rows]`.
 
     Units of several rows are placed first, the largest first: each in the fold that has the smallest share of its
     classes. The other rows then make the number of rows of each class as equal as possible in all folds. Without such
-    units, the folds differ by at most one row, and by at most one row of each class.
-
-    Args:
-        total: number of rows.
-        folds: number of folds, at least 2.
-        seed: random seed; the folds also depend on the number of rows, their classes and their units.
-        classes: `[rows]` class of each row; None if rows have no class.
-        units: `[rows]` number of each row's unit, whose rows stay together; None if each row is a unit of its own.
-
-    Returns:
-        `[rows]` number of each row's fold, from 0.
-
-    Raises:
-        DataError: if a fold would have no rows.
+    units, the folds differ by at most one row, and by at most one row of each class. Raises DataError if a fold would
+    have no rows.
     """
     generator = np.random.default_rng(seed)
     kinds = np.zeros(total, dtype=np.int64) if classes is None else _numbered(classes)
@@ -219,13 +176,7 @@ def _place_units(
 
 
 def _filled(counts: np.ndarray, more: int, totals: np.ndarray) -> np.ndarray:
-    """Returns how many of `more` rows each fold receives, such that their `counts` become as equal as possible.
-
-    Args:
-        counts: `[folds]` rows of the class that the folds have.
-        more: number of rows to distribute.
-        totals: `[folds]` rows of all classes; folds with fewer receive the rows that are left over.
-    """
+    """Returns how many of `more` rows each fold gets to level its `counts`; the fewest in `totals` get the rest."""
     low, high = int(counts.min()), int(counts.max()) + more
     while low < high:  # the highest level to which the rows fill all folds below it
         level = (low + high + 1) // 2

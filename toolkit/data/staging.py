@@ -64,10 +64,7 @@ class SourceFiles:
 
 
 def locked(path: Path, shared: bool, wait: bool) -> int:
-    """Returns the descriptor of a lock, which closing it releases.
-
-    Raises BlockingIOError if another process has it and `wait` is false, and DataError after `WAIT_SECONDS`.
-    """
+    """Returns the descriptor of a lock; raises BlockingIOError at once or DataError after a wait if it is held."""
     import fcntl
 
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -181,10 +178,7 @@ class Stage:
 
 
 def stage_files(data: DataConfig, task: Task) -> Stage:
-    """Copies the data files of a run to `data.stage_to`, unless there are copies of their present state.
-
-    Raises DataError if there is too little room, or a file cannot be read or written.
-    """
+    """Copies the data files of a run to `data.stage_to`, unless there are copies of their present state."""
     folder = _own_folder(data)
     sources = [source_files(source, data, task) for source in _sources(data)]
     _reject_nesting(folder, sources)
@@ -225,10 +219,7 @@ def _sources(data: DataConfig) -> list[str]:
 
 
 def source_files(source: str, data: DataConfig, task: Task) -> SourceFiles:
-    """Returns the files of a source: itself, all files of a folder, and the files that the rows of a table refer to.
-
-    Paths that are no file, do not exist or cannot be read are left to the check of the rows.
-    """
+    """Returns the files of a source and those that its rows refer to; paths that cannot be read are left out."""
     path = expanded(source)
     paths = list(files_in(path)) if path.is_dir() else [expanded(name) for name in files_of(source)]
     if not path.is_dir() and (columns := file_columns(source, task, columns_in(source, task, data.columns))):

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -15,18 +15,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.batch import BadRow, ExcludedRow, Row
+from toolkit.api.batch import BadRow, ExcludedRow, Omission, Row
 from toolkit.api.task import Task
 from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
 from toolkit.base.files import sha256, written_whole
+from toolkit.config.messages import join
 from toolkit.data import sources
-from toolkit.data.columns import columns_in, file_columns, is_needed, is_ragged, require_present, used_columns
+from toolkit.data.columns import (
+    NO_COLUMNS,
+    Beside,
+    columns_in,
+    file_columns,
+    is_needed,
+    is_ragged,
+    require_present,
+    used_columns,
+)
 from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys
 from toolkit.data.media.archives import reopen
 from toolkit.data.media.files import content_digest, is_archive, named_as_before, reference, with_former_names
 from toolkit.data.readers.arrow import ARROW_BATCH_ROWS, arrow_rows
-from toolkit.data.readers.raw import RECOGNISED, RawRow, Reading, check_names, checked, preview
+from toolkit.data.readers.raw import RECOGNISED, TAG, RawRow, Reading, check_names, checked, preview
 from toolkit.data.row_cache import code_fingerprint, decoders, from_cache
 from toolkit.data.sources import hub_rows, load_hub
 
@@ -37,6 +47,8 @@ if TYPE_CHECKING:
 NUMBER = "_number"
 """Column of a table: the number of the row in its file."""
 PEEKED_ROWS = 100
+IDENTIFIER = "_id"
+"""Column of a table: the row's value in `data.id_column`, as text."""
 REASON, PREVIEW, EXCLUDED = "_reason", "_preview", "_excluded"
 """Columns of the cache that describe an unusable row."""
 
@@ -52,8 +64,8 @@ class RowSource:
     read: Callable[[], Iterator[RawRow]]
     folder: Path
     """The folder that relative paths in the rows start from."""
-    group: str | None = None
-    """The column, by its name in the source, whose equal values make a group."""
+    beside: Beside = NO_COLUMNS
+    """Columns that the task does not read."""
     copies: Path | None = None
     """The folder with copies of files (see `toolkit.data.media.files.reference`)."""
     digest: Callable[[], str] | None = None
@@ -67,7 +79,7 @@ def checked_features(task: Task) -> datasets.Features:
     text, number = datasets.Value("string"), datasets.Value("int64")
     digests = dict.fromkeys((INPUTS, LABEL, GROUP), number)
     found = {REASON: text, PREVIEW: text, EXCLUDED: datasets.Value("bool")}
-    return datasets.Features({**task.schema(), NUMBER: number, **found, **digests})
+    return datasets.Features({**task.schema(), NUMBER: number, IDENTIFIER: text, **found, **digests})
 
 
 def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:
@@ -75,20 +87,22 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
     raw = source.read()
     first = list(islice(raw, PEEKED_ROWS))
     every = source.read if is_ragged(source.name) else None
-    require_present(source.name, first, every, task, columns, labelled, source.group)
+    require_present(source.name, first, every, task, columns, labelled, source.beside)
     names, no_keys = list(task.schema()), dict.fromkeys((INPUTS, LABEL, GROUP), 0)
     for row in chain(first, raw):
+        beside = {name: (row.values or {}).get(name or "") for name in (source.beside.group, source.beside.id)}
+        identifier = None if (given := beside.get(source.beside.id)) is None else str(given)
+        number = {NUMBER: row.number, IDENTIFIER: identifier}
         try:
             checked = check_raw(row, task, columns, labelled, source.folder, source.copies)
         except BadRow as bad:
             excluded = isinstance(bad, ExcludedRow)
             found = {REASON: str(bad), PREVIEW: preview(row.values), EXCLUDED: excluded}
-            yield {**dict.fromkeys(names), NUMBER: row.number, **found, **no_keys}
+            yield {**dict.fromkeys(names), **number, **found, **no_keys}
         else:
             own = {name: checked[name] for name in names}
-            group = (row.values or {}).get(source.group) if source.group else None
-            keys = row_keys(own, task, group) if labelled else no_keys
-            yield {**own, NUMBER: row.number, REASON: None, PREVIEW: None, EXCLUDED: False, **keys}
+            keys = row_keys(own, task, beside.get(source.beside.group)) if labelled else no_keys
+            yield {**own, **number, REASON: None, PREVIEW: None, EXCLUDED: False, **keys}
 
 
 def check_raw(
@@ -119,11 +133,6 @@ def check_raw(
 
 
 ENTITY = r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[A-Za-z][A-Za-z0-9]+);"
-TAG = (
-    r"(?i)</?(?:a|b|blockquote|br|code|div|em|font|h[1-6]|hr|i|img|li|ol|p|pre|small|span|strong|sub|sup|table|td|th|tr|u|ul)"
-    r"(?:\s[^<>]*)?/?>"
-)
-"""Common elements only: texts hold other words in angle brackets, for instance `<unk>`."""
 
 
 def markup_notes(rows: Any, columns: Mapping[str, str], number: str) -> Iterator[str]:
@@ -138,7 +147,7 @@ def markup_notes(rows: Any, columns: Mapping[str, str], number: str) -> Iterator
         found = []
         for kind, pattern, hint in (
             ("entities", ENTITY, "data.unescape_html=true decodes them"),
-            ("tags", TAG, "they are part of the text"),
+            ("tags", TAG, "data.strip_html=true removes them"),
         ):
             matches = pc.match_substring_regex(texts, pattern)
             if count := pc.sum(matches).as_py():
@@ -213,6 +222,12 @@ class Table:
         """Returns the table of the usable rows at the given places."""
         return replace(self, rows=self.rows.select(places), keys=self.keys.select(places))
 
+    def joined(self, other: Table) -> Table:
+        """Returns the table with the usable rows of another one behind its own."""
+        from datasets import concatenate_datasets
+
+        return replace(self, rows=concatenate_datasets([self.rows, other.rows]), keys=self.keys.joined(other.keys))
+
     def head(self, limit: int | None) -> Table:
         """Returns the table of the first `limit` rows, or of all if there are fewer or `limit` is None."""
         return self if limit is None or limit >= len(self.rows) else self.select(np.arange(limit))
@@ -237,7 +252,7 @@ def load_table(
     cache_dir: str | Path | None = None,
     sample: int | None = None,
     reading: Reading = RECOGNISED,
-    group: str | None = None,
+    beside: Beside = NO_COLUMNS,
     copies: Path | None = None,
 ) -> Table:
     """Reads and checks a source; a second call with the same content, task and settings reads the cache.
@@ -250,7 +265,7 @@ def load_table(
         cache_dir: folder of the Arrow cache; None means that of `datasets`.
         sample: keep only this many rows, evenly spaced; None keeps all.
         reading: how to read files; recognised settings are logged.
-        group: the column, by its name in the source, whose equal values make a group; None if there are no groups.
+        beside: columns that the task does not read.
         copies: a folder that stands for the root of the file system, with copies of the files; None if there are none.
 
     Raises:
@@ -258,7 +273,7 @@ def load_table(
     """
     sampled = "" if sample is None else f":{sample}"
     if isinstance(source, HubSplit):
-        of_hub = _hub_source(source, cache_dir, sample, sampled, reading, group)
+        of_hub = _hub_source(source, cache_dir, sample, sampled, reading, beside)
         return _build(of_hub, task, columns, labelled, cache_dir)
     place, how = sources.place_of(source, copies), reading.fingerprint
     columns = columns_in(source, task, columns)
@@ -280,13 +295,13 @@ def load_table(
             say(with_former_names(note, copies))
         key, name = digest(), sources.name_of(source)
         kind = f"{Path(name).suffix.lower()} {reading}"  # the same bytes are other rows under another suffix
-        large = sources.is_files(source) or sources.num_bytes(source) >= PROGRESS_FROM_BYTES
-        from_file = RowSource(name, key, kind, large, rows, folder, group, copies, digest)
+        large = sources.num_bytes(source) >= PROGRESS_FROM_BYTES
+        from_file = RowSource(name, key, kind, large, rows, folder, beside, copies, digest)
         return _build(from_file, task, columns, labelled, cache_dir)
 
 
 def _hub_source(
-    hub: HubSplit, cache_dir: str | Path | None, sample: int | None, sampled: str, reading: Reading, group: str | None
+    hub: HubSplit, cache_dir: str | Path | None, sample: int | None, sampled: str, reading: Reading, beside: Beside
 ) -> RowSource:
     splits = load_hub(hub.name, hub.config, hub.revision, cache_dir, hub.offline_dir)
     if hub.split not in splits:
@@ -295,10 +310,10 @@ def _hub_source(
     key = f"{hub.name}@{hub.revision or 'main'}:{hub.split}:{rows._fingerprint}{sampled}"
 
     def read() -> Iterator[RawRow]:
-        return sources.spread(hub_rows(rows, reading.unescape_html), sample)
+        return sources.spread(hub_rows(rows, reading), sample)
 
     large = (rows.dataset_size or 0) >= PROGRESS_FROM_BYTES
-    return RowSource(f"{hub.name} ({hub.split})", key, f"hub {reading}", large, read, Path(), group)
+    return RowSource(f"{hub.name} ({hub.split})", key, f"hub {reading}", large, read, Path(), beside)
 
 
 def _build(
@@ -345,12 +360,12 @@ def _cache_key(
     folder = str((source.folder, source.copies)) if with_files else None
     tools = decoders() if with_files else None
     parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, tools, dict(columns), labelled,
-             source.group, type(task).__qualname__, repr(getattr(task, "options", None)), task.state,
+             str(source.beside), type(task).__qualname__, repr(getattr(task, "options", None)), task.state,
              features.to_dict()]  # fmt: skip
     return sha256(json.dumps(parts, sort_keys=True, default=str))
 
 
-LISTED_ROWS = 20
+LISTED_ROWS, LISTED_NUMBERS = 20, 5
 LISTED_REASONS = 3
 _VALUES = re.compile(r"(?<!column )(?:'[^']*'|\"[^\"]*\")|0x[0-9a-f]+|\d+")
 """What may differ between rows with the same reason: numbers, and quoted values other than names of columns."""
@@ -365,7 +380,7 @@ def apply_policy(tables: Mapping[str, Table], policy: str, most: float = 1.0) ->
         most: with `skip`, the largest fraction of bad rows in a table.
 
     Raises:
-        DataError: with policy `error` if any row is bad (lists the first 20); with `skip` if more than the fraction
+        DataError: with policy `error` if any row is bad (lists the first reasons); with `skip` if more than a fraction
             `most` of a table's rows are, or all of them.
     """
     bad = [(table.source, row) for table in tables.values() for row in table.bad]
@@ -390,10 +405,10 @@ def apply_policy(tables: Mapping[str, Table], policy: str, most: float = 1.0) ->
     return {split: len(table.bad) for split, table in tables.items()}
 
 
-def skipped(table: Table) -> str:
-    """Returns how many rows of a table cannot be used, their share and the reasons, as one line without a full stop.
+def skipped(table: Table) -> Omission:
+    """Returns the rows of a table that cannot be used, and the reasons, most frequent first.
 
-    Reasons that differ only in numbers and quoted values are counted together, most frequent first.
+    Reasons that differ only in numbers and quoted values are counted together.
     """
     reasons: dict[str, list[BadRowReport]] = {}
     for row in table.bad:
@@ -401,19 +416,16 @@ def skipped(table: Table) -> str:
     most = sorted(reasons.values(), key=len, reverse=True)
     shown = [f"{rows[0].reason} ({len(rows):,}, first in row {rows[0].number})" for rows in most[:LISTED_REASONS]]
     more = [f"{len(most) - LISTED_REASONS} other reasons"] if len(most) > LISTED_REASONS else []
-    total = len(table.rows) + len(table.bad)
-    return (
-        f"{table.source}: {len(table.bad):,} of {total:,} rows cannot be used ({len(table.bad) / total:.1%}): "
-        + "; ".join([*shown, *more])
+    reasons_shown = "; ".join([*shown, *more])
+    return Omission(
+        "rows cannot be used", len(table.bad), len(table.rows) + len(table.bad), reasons_shown, table.source
     )
 
 
-def exclusions(table: Table) -> list[str]:
-    """Returns one line without a full stop for each reason why the task's options exclude rows of a table."""
-    return [
-        f"{table.source}: {count:,} {'row is' if count == 1 else 'rows are'} skipped, because {reason}"
-        for reason, count in table.excluded.items()
-    ]
+def exclusions(table: Table) -> list[Omission]:
+    """Returns the rows of a table that the task's options exclude, by reason."""
+    total = len(table.rows) + len(table.bad) + sum(table.excluded.values())
+    return [Omission("rows excluded", count, total, reason, table.source) for reason, count in table.excluded.items()]
 
 
 def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
@@ -425,19 +437,24 @@ def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def listing(bad: list[tuple[str, BadRowReport]]) -> str:
-    """Returns bad rows with their sources, one per line, up to a limit; files with the same problem share a line."""
-    alike: dict[tuple[str, str | int], list[BadRowReport]] = {}
-    for place, (source, row) in enumerate(bad):
-        alike.setdefault((source, _problem_of_file(row) or place), []).append(row)
-    shown = list(alike.items())[:LISTED_ROWS]
-    lines = [
-        f"  {source}, row {rows[0].number}: {rows[0].reason}"
-        + (f" ({len(rows):,} files have this problem)" if len(rows) > 1 else "")
-        for (source, _), rows in shown
-    ]
+def listing(bad: list[tuple[str, BadRowReport]], most: int = LISTED_ROWS) -> str:
+    """Returns bad rows with their sources, in at most `most` lines and one for the rest.
+
+    Rows with the same problem share a line; a reason that begins with a file's name has that of the first row.
+    """
+    alike: dict[tuple[str, str], list[BadRowReport]] = {}
+    for source, row in bad:
+        alike.setdefault((source, _problem_of_file(row) or row.reason), []).append(row)
+    shown = list(alike.items())[:most]
+    lines = [f"  {source}, {_numbers(rows)}: {rows[0].reason}" for (source, _), rows in shown]
     more = len(bad) - sum(len(rows) for _, rows in shown)
     return "\n".join([*lines, *([f"  and {more} more"] if more else [])])
+
+
+def _numbers(rows: Sequence[BadRowReport]) -> str:
+    first, more = [str(row.number) for row in rows[:LISTED_NUMBERS]], len(rows) - LISTED_NUMBERS
+    listed = join([*first, f"{more:,} more"] if more > 0 else first, "and")
+    return f"row{'s' * (len(rows) > 1)} {listed}"
 
 
 def _problem_of_file(row: BadRowReport) -> str | None:
@@ -472,7 +489,7 @@ def given_table(
         total = len(table.rows) + len(table.bad) + sum(table.excluded.values())
         raise DataError(f"{len(table.bad)} of {total} rows cannot be used:\n{reasons}")
     if table.excluded and not len(table.rows):
-        raise DataError(f"no row can be used: {'; '.join(exclusions(table))}")
+        raise DataError(f"no row can be used: {'; '.join(map(str, exclusions(table)))}")
     return table
 
 
@@ -492,7 +509,7 @@ def _raw_rows(rows: Any, reading: Reading) -> Iterator[RawRow]:
 
     if isinstance(rows, datasets.Dataset):
         batches = rows.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
-        return checked(arrow_rows(batches, rows.features), NAME, reading.unescape_html)
+        return checked(arrow_rows(batches, rows.features), NAME, reading)
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas is never imported here
         check_names(Path(NAME), [str(name) for name in rows.columns])
         rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
@@ -501,7 +518,7 @@ def _raw_rows(rows: Any, reading: Reading) -> Iterator[RawRow]:
             f"{NAME}: received {type(rows).__name__}, expected a list of dictionaries, a datasets.Dataset or a pandas "
             "data frame (for the rows of a file, use `toolkit predict` or `toolkit evaluate`)"
         )
-    return checked((_raw_row(number, row) for number, row in enumerate(rows, start=1)), NAME, reading.unescape_html)
+    return checked((_raw_row(number, row) for number, row in enumerate(rows, start=1)), NAME, reading)
 
 
 def _raw_row(number: int, row: Any) -> RawRow:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.batch import EvalData, Prepared, Processor
+from toolkit.api.batch import EvalData, Omission, Prepared, Processor
 from toolkit.api.task import Task, limits_of, reads_files
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
 from toolkit.base.files import sha256
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, DataConfig
 from toolkit.data.loading import CheckedRows
 from toolkit.data.media.cache import cache_media
 from toolkit.data.row_cache import code_fingerprint, from_cache, processor_fingerprint
-from toolkit.data.table import NUMBER, generated, progress_bars
+from toolkit.data.table import NUMBER, BadRowReport, generated, progress_bars
 from toolkit.system.environment import versions
 from toolkit.system.rank_order import local_main_first
 
@@ -50,14 +51,64 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
         for name, part in features.items()
         if name != "train"
     }
-    notes: list[str] = []
+    bad_rows = dict(rows.bad_rows)
     for name, part in rows.splits.items():
-        notes += [f"{name}: {note}" for note in task.notes(part, features[name])]
-    notes += [f"{name}: {note}" for name, part in features.items() for note in _truncated(part, task)]
-    for note in notes:
+        places, why = task.lost(part, features[name])
+        if places:
+            bad_rows[name] = bad_rows.get(name, 0) + len(places)
+            table = rows.tables[name if name in rows.tables else "train"]
+            table.bad.extend(BadRowReport(part[place][NUMBER], why, {}) for place in places)
+    left = omissions(rows.splits, features, task, processor, cfg.data)
+    notes = [f"{name}: {note}" for name, part in rows.splits.items() for note in task.notes(part, features[name])]
+    for note in (*notes, *(f"{each}." for each in left)):
         say(note)
-    found = [*rows.findings.warnings(), *rows.findings.notes(), *notes]
-    return Prepared(features["train"], evals, rows.fingerprints, rows.bad_rows, found, kept.get("train"))
+    notes = [*rows.findings.warnings(), *rows.findings.notes(), *notes]
+    left = [*rows.findings.omissions, *left]
+    of_train = kept.get("train"), rows.splits["train"]
+    return Prepared(features["train"], evals, rows.fingerprints, bad_rows, notes, left, *of_train)
+
+
+def omissions(
+    splits: Mapping[str, datasets.Dataset],
+    features: Mapping[str, datasets.Dataset],
+    task: Task,
+    processor: Processor,
+    data: DataConfig,
+) -> list[Omission]:
+    """Returns what of checked rows is not in their feature rows, or not as it is, by split.
+
+    Raises DataError if rows of which nothing is left are not allowed by `data.bad_rows` or `data.max_bad_rows`.
+    """
+    found = []
+    for name, rows in splits.items():
+        own = features[name]
+        every = [lost_rows(rows, own, task, data), *task.omissions(rows, own), *_truncated(own, task)]
+        every.append(_unknown(own, processor))
+        found += [replace(each, where=name) for each in every if each is not None and each.count]
+    return found
+
+
+LISTED = 10
+"""Maximum number of lost rows that are named."""
+
+
+def lost_rows(rows: datasets.Dataset, features: datasets.Dataset, task: Task, data: DataConfig) -> Omission | None:
+    """Returns the rows of which nothing is left, or None.
+
+    Raises DataError if `data.bad_rows` or `data.max_bad_rows` do not allow them.
+    """
+    places, why = task.lost(rows, features)
+    if not places:
+        return None
+    named = ", ".join(str(rows[place][NUMBER]) for place in places[:LISTED])
+    more = f" and {len(places) - LISTED} more" if len(places) > LISTED else ""
+    found = f"{len(places):,} of {len(rows):,} rows {why}: {named}{more}"
+    if data.bad_rows == "error":
+        raise DataError(f"{found}. Raise the limit, or skip them with data.bad_rows=skip.")
+    if len(places) > data.max_bad_rows * len(rows):
+        share = math.ceil(1000 * len(places) / len(rows)) / 1000
+        raise DataError(f"{found}. Raise the limit, or set data.max_bad_rows to at least {share:g}.")
+    return Omission(f"rows {why}", len(places), len(rows), f"{named}{more}")
 
 
 def _with_classes(features: datasets.Dataset, rows: datasets.Dataset, task: Task) -> datasets.Dataset:
@@ -71,14 +122,24 @@ def _with_classes(features: datasets.Dataset, rows: datasets.Dataset, task: Task
     return features.add_column("class_id", ids, new_fingerprint=f"{features._fingerprint[:-3]}cls")
 
 
-def _truncated(features: datasets.Dataset, task: Task) -> list[str]:
-    """Returns one note for each side that was truncated to a limit of the task's options."""
-    notes = []
+def _truncated(features: datasets.Dataset, task: Task) -> Iterator[Omission]:
+    """Yields the inputs of each side that were truncated to a limit of the task's options."""
     for side, option in limits_of(task.options).items():
-        name = f"truncated_{side}"
-        if name in features.column_names and (count := sum(features[name][:])):
-            notes.append(f"{count} of {len(features)} {side}s are longer than task.{option} and were truncated.")
-    return notes
+        if (name := f"truncated_{side}") in features.column_names:
+            limit = f"task.{option}={getattr(task.options, option)}"
+            yield Omission(f"{side}s truncated to {limit}", sum(features[name][:]), len(features))
+
+
+def _unknown(features: datasets.Dataset, processor: Processor) -> Omission | None:
+    """Returns the input tokens that stand for text that the tokenizer does not know."""
+    import pyarrow.compute as pc
+
+    unknown = getattr(processor, "unk_token_id", None)
+    name = next((name for name in ("input_ids", "tokens") if name in features.column_names), None)
+    if unknown is None or name is None or unknown in (processor.eos_token_id, processor.pad_token_id):
+        return None
+    ids = pc.list_flatten(features.with_format("arrow")[name].combine_chunks())
+    return Omission("tokens unknown to the tokenizer", pc.sum(pc.equal(ids, unknown)).as_py() or 0, len(ids))
 
 
 def tokenise(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from toolkit.api.batch import BadRow, Processor
+from toolkit.api.batch import BadRow, Omission, Processor
 from toolkit.api.random import RowRandom
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.data.media.files import raise_unless_file
+from toolkit.data.values import parse_number
 from toolkit.modalities.audio_files import WITH_LENGTH, lacks_last_page, missing_share, open_sound
 from toolkit.modalities.options import AudioOptions
 
@@ -157,7 +159,7 @@ def _mask(clip: np.ndarray, axis: int, count: int, width: float, fill: float, ge
 
 
 AUTO_PROCESSOR = "AutoFeatureExtractor"
-LIBRARIES: tuple[str, ...] = ("soundfile", "soxr")
+LIBRARIES: tuple[str, ...] = ("soundfile", "soxr", *(["av"] if find_spec("av") else []))
 BLOCK_FRAMES = 2**18
 BROKEN_OFF_SECONDS = 0.1
 """Seconds by which a file may be shorter than its header says; MP3 headers may be a few frames off."""
@@ -178,21 +180,65 @@ def feature() -> Any:
         "path": Value("string"),
         "bytes": Value("binary"),
         "name": Value("string"),
+        "first": Value("int64"),
         "frames": Value("int64"),
         "rate": Value("int64"),
+        "channels": Value("int64"),
     }
 
 
 def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
     """Decodes a file once, so that corrupt files are found before training.
 
+    Args:
+        file: the reference, also with `start` and `end` of a clip in its recording, in seconds; None is the beginning
+            and the end of the recording.
+        options: the task's options.
+
     Returns:
-        The reference with its number of `frames` (samples per channel) and their `rate` per second.
+        The reference with the clip's `first` frame (sample per channel), its number of `frames`, their `rate` per
+        second, and its number of `channels`.
 
     Raises:
         BadRow: if the file cannot be used, with its name and the reason.
         DataError: if the machine could not read it just now.
     """
+    (frames, rate, channels), start, end = whole(file), file.get("start"), file.get("end")
+    if not frames:
+        raise BadRow(f"{file['name']}: holds no samples")
+    try:
+        times = [parse_number(value, None) for value in (start, end)]
+    except BadRow:
+        raise BadRow(f"its part from {start!r} to {end!r} is not in seconds, such as 12.5") from None
+    begin, stop = (
+        default if math.isnan(time) else time for time, default in zip(times, (0.0, frames / rate), strict=True)
+    )
+    if not 0 <= begin < stop <= frames / rate + BROKEN_OFF_SECONDS:
+        raise BadRow(f"{file['name']}: its part from {start} to {end} s is not within its {frames / rate:g} s")
+    first, last = round(begin * rate), min(round(stop * rate), frames)
+    if last <= first:
+        raise BadRow(f"{file['name']}: holds no samples")
+    part = {"first": first, "frames": last - first, "rate": rate, "channels": channels}
+    return {name: file[name] for name in ("path", "bytes", "name")} | part
+
+
+_measured: dict[str, tuple[int, int, int]] = {}
+"""Frames, rate and channels of the last file that was decoded, by its path: rows may be many parts of one recording."""
+
+
+def whole(file: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Decodes a recording; returns its frames, their rate, and its channels. Raises BadRow and DataError as `check`."""
+    path = file["path"] if file["bytes"] is None else None
+    if path is None or path not in _measured:
+        found = _measure(file)
+        _measured.clear()
+        if path is None:
+            return found
+        _measured[path] = found
+    return _measured[path]
+
+
+def _measure(file: Mapping[str, Any]) -> tuple[int, int, int]:
     import soundfile
 
     try:
@@ -201,7 +247,7 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
             with soundfile.SoundFile(opened) as sound:
                 if sound.format not in WITH_LENGTH:
                     raise ValueError(f"its format is {sound.format_info}; convert it to WAV or FLAC")
-                rate, promised, frames = sound.samplerate, sound.frames, 0
+                rate, channels, promised, frames = sound.samplerate, sound.channels, sound.frames, 0
                 # Not `sound.blocks`, which pads truncated files with invented samples.
                 while len(block := sound.read(BLOCK_FRAMES, dtype="float32")):
                     frames += len(block)
@@ -217,9 +263,7 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
         raise BadRow(f"{file['name']}: truncated after {frames / rate:g} s, the last part of the file is missing")
     if promised - frames > BROKEN_OFF_SECONDS * rate:
         raise BadRow(f"{file['name']}: truncated after {frames / rate:.6g} of {promised / rate:.6g} s")
-    if frames < (least := options.audio.min_seconds) * rate:
-        raise BadRow(f"{file['name']}: {frames / rate:g} s long; task.audio.min_seconds requires {least:g} s")
-    return {**file, "frames": frames, "rate": rate}
+    return frames, rate, channels
 
 
 def _reason(error: Exception) -> str:
@@ -241,7 +285,7 @@ def read(
         rate: samples per second to return.
         options: length and position of the crop, and speed augmentation.
         generator: source of randomness in training; None in evaluation.
-        length: pads shorter clips with silence to this many samples; None does not pad.
+        length: pads shorter clips with silence to this many samples; None pads to `options.min_seconds` only.
 
     Raises:
         DataError: if the file has changed since it was checked.
@@ -257,7 +301,7 @@ def read(
     wanted = min(file["frames"], round(options.max_seconds * source_rate))
     try:
         with open_sound(file) as opened, soundfile.SoundFile(opened) as sound:
-            sound.seek(round(start * (file["frames"] - wanted)))
+            sound.seek(file["first"] + round(start * (file["frames"] - wanted)))
             samples = sound.read(wanted, dtype="float32", always_2d=True)
         if len(samples) != wanted:
             raise ValueError(f"expected {wanted} samples, found {len(samples)}")
@@ -266,7 +310,8 @@ def read(
             f"{file['name']}: {_reason(error)}. It was intact when the rows were checked; rerun to check it again."
         ) from error
     clip = soxr.resample(samples.mean(axis=1), source_rate, rate).astype(np.float32)
-    if length is None:
+    length = max(len(clip), math.ceil(options.min_seconds * rate)) if length is None else length
+    if len(clip) == length:
         return clip
     before = round(start * max(0, length - len(clip)))
     padded = np.zeros(length, np.float32)
@@ -341,7 +386,8 @@ def configure(config: PreTrainedConfig, extractor: Processor, new: bool) -> None
 def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options: Any) -> dict[str, list[Any]]:
     """Passes references on; `length` is in samples at the model's rate, equal for models of spectrograms."""
     longest, waveforms = options.audio.max_seconds, takes_waveforms(extractor)
-    seconds = [min(file["frames"] / file["rate"], longest) if waveforms else longest for file in files]
+    least = options.audio.min_seconds
+    seconds = [max(least, min(file["frames"] / file["rate"], longest)) if waveforms else longest for file in files]
     return {"file": list(files), "length": [round(length * extractor.sampling_rate) for length in seconds]}
 
 
@@ -408,8 +454,23 @@ def compact(
 
 
 def shown(file: Mapping[str, Any]) -> str:
-    """Returns the file name, which identifies a clip in messages and predictions."""
-    return str(file["name"])
+    """Returns the file name, with the seconds of a part of a recording, which identify a clip."""
+    if not file["first"]:
+        return str(file["name"])
+    begin, end = file["first"] / file["rate"], (file["first"] + file["frames"]) / file["rate"]
+    return f"{file['name']} ({begin:.6g} to {end:.6g} s)"
+
+
+def omissions(files: Sequence[Mapping[str, Any]], options: Any) -> list[Omission]:
+    """Returns how many clips are cropped, padded with silence, or mixed to one channel."""
+    seconds, total = [file["frames"] / file["rate"] for file in files], len(files)
+    longest, least = options.audio.max_seconds, options.audio.min_seconds
+    cropped, padded = sum(each > longest for each in seconds), sum(each < least for each in seconds)
+    return [
+        Omission(f"clips cropped to task.audio.max_seconds={longest:g}", cropped, total),
+        Omission(f"clips padded with silence to task.audio.min_seconds={least:g}", padded, total),
+        Omission("clips mixed to one channel", sum(file["channels"] > 1 for file in files), total),
+    ]
 
 
 def thumbnail(file: Mapping[str, Any], options: Any) -> None:

@@ -6,15 +6,17 @@ import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from toolkit.api.batch import BadRow, Processor, look_up
+from toolkit.api.batch import BadRow, Omission, Processor, look_up
 from toolkit.api.random import RowRandom
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
+from toolkit.modalities.image_files import FRAMES
 from toolkit.modalities.image_files import as_channels as as_channels
 from toolkit.modalities.image_files import decode as decode
 from toolkit.modalities.options import ImageOptions
@@ -113,7 +115,7 @@ def erase(image: torch.Tensor, generator: np.random.Generator, probability: floa
 
 
 AUTO_PROCESSOR = "AutoImageProcessor"
-LIBRARIES: tuple[str, ...] = ("pillow",)
+LIBRARIES: tuple[str, ...] = ("pillow", *(["pillow-heif"] if find_spec("pillow_heif") else []))
 DEFAULT_SIZE = 224
 THUMBNAIL = 96
 """Longer side of an image in a report, in pixels."""
@@ -128,13 +130,33 @@ def feature() -> Any:
     """Returns the Arrow type of a checked value."""
     from datasets import Value
 
-    return {"path": Value("string"), "bytes": Value("binary"), "name": Value("string")}
+    return {"path": Value("string"), "bytes": Value("binary"), "name": Value("string"), "flat": Value("bool"),
+            "transparent": Value("bool"), "frames": Value("int64")}  # fmt: skip
 
 
 def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
     """Decodes an image once, so that corrupt files are found before training, as a BadRow with name and reason."""
-    decode(file, options.image.max_pixels)
-    return file
+    image = decode(file, options.image.max_pixels)
+    values = np.asarray(as_channels(image, 1))
+    transparent = image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., -1].min() < 255
+    flat = values.max() <= int(values.min()) + FLAT
+    return {**file, "flat": bool(flat), "transparent": bool(transparent), "frames": image.info[FRAMES]}
+
+
+FLAT = 3
+"""Largest difference of two grey values, of 0 to 255, of an image that shows nothing."""
+
+
+def omissions(files: Sequence[Mapping[str, Any]], options: Any) -> list[Omission]:
+    """Returns how many images show nothing, and of how many further frames or the transparency are ignored."""
+    found = {
+        "images have one colour only": [file["name"] for file in files if file["flat"]],
+        "images used without their transparency": [file["name"] for file in files if file["transparent"]],
+        "images used without the frames after the first": [file["name"] for file in files if file["frames"] > 1],
+    }
+    return [
+        Omission(what, len(names), len(files), f"for instance {names[0]}") for what, names in found.items() if names
+    ]
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "HEIF")
 """Supported image formats; Pillow's other decoders start external programs or are rarely maintained."""
+FRAMES = "frames"
+"""Key of the number of frames of a decoded image's file, in `info`."""
+DEPTHS = {2**8: 1, 2**12: 2**4, 2**16: 2**8}
+"""Divisors that give 8 bits, by the bound of the values in an image of 16 bits."""
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I", "I;16", "I;16B", "I;16L")
 """Pixel modes with a defined range of values, which can be converted to grey or RGB."""
 
 
 def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
-    """Reads an image (the first frame of an animation) and applies its EXIF orientation.
+    """Reads an image (the first frame of an animation) and applies its EXIF orientation; `info[FRAMES]` counts frames.
 
     Raises:
         BadRow: if the file is not an image, is corrupt, or has more than `max_pixels` pixels (checked before decoding).
@@ -40,7 +44,9 @@ def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
                 raise BadRow(f"{file['name']}: {width}x{height} pixels; task.image.max_pixels allows {max_pixels:,}")
             image.load()
             _require_clear_pixels(image, file["name"])
-            return ImageOps.exif_transpose(image)
+            turned = ImageOps.exif_transpose(image)
+            turned.info[FRAMES] = getattr(image, "n_frames", 1)
+            return turned
     except BadRow:
         raise
     except Exception as error:  # each decoder has its own exception types
@@ -86,7 +92,10 @@ def as_channels(image: Image, channels: int) -> Image:
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255 instead of scaling
-        image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
+        values = np.asarray(image)
+        # Files of 16 bits hold images of 8 or 12, too, which would be black.
+        step = next(step for bound, step in DEPTHS.items() if values.max() < bound)
+        image = Image.fromarray((values // step).astype(np.uint8))
     if "transparency" in image.info:  # avoids Pillow's warning about transparency, which is dropped
         image = image.convert("RGBA")
     return image.convert("L" if channels == 1 else "RGB")

@@ -54,7 +54,7 @@ class AudioOptions:
     sampling_rate: Annotated[int, Field(ge=1000)] | None = None
     """Sampling rate of the model's input; null uses that of the pretrained extractor, or 16000."""
     min_seconds: Annotated[float, Field(gt=0)] = 0.25
-    """Shorter clips are bad rows."""
+    """Shorter clips are padded with silence to this many seconds, and counted."""
     max_seconds: Annotated[float, Field(gt=0)] = 10.0
     """Longer clips are cropped to this many seconds. Whisper inputs and log-mel spectrograms have this length instead
     of a fixed length such as 30 s (rounded to full seconds for Whisper)."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import IGNORE_INDEX
 from toolkit.api.task import limits_of
 from toolkit.base.errors import InputError
-from toolkit.config.messages import nearest
-from toolkit.config.sections import ModelConfig
+from toolkit.config.messages import did_you_mean, nearest
+from toolkit.config.paths import source_of
+from toolkit.config.sections import Config, ModelConfig
 from toolkit.modalities import text
 from toolkit.modalities.text import longest as longest
 from toolkit.modalities.text import too_long
@@ -185,6 +186,34 @@ def generate(model: Any, outputs: Any, inputs: dict[str, torch.Tensor], **settin
         **{name: value for name, value in settings.items() if value is not None},
     )
     return ids[:, 1:].int()
+
+
+def own_generation(config: PreTrainedConfig, cfg: Config) -> dict[str, Any]:
+    """Returns the settings of generation that a pretrained model brings, without ids of tokens and our own settings."""
+    from transformers import GenerationConfig
+
+    source = source_of(cfg)
+    if source.name_or_path is None:
+        return {}
+    try:
+        found = GenerationConfig.from_pretrained(source.name_or_path, revision=source.revision or "main")
+    except OSError:  # models without the file have the settings in their configuration
+        found = GenerationConfig.from_model_config(config)
+    ours = ("max_length", "max_new_tokens", "num_beams", "length_penalty", "transformers_version", "use_cache")
+    settings = found.to_diff_dict().items()
+    return {name: value for name, value in settings if name not in ours and "token_id" not in name and name[0] != "_"}
+
+
+def generation_problems(generation: Mapping[str, Any]) -> list[str]:
+    """Returns which names are no settings of generation."""
+    from transformers import GenerationConfig
+
+    known = [name for name in vars(GenerationConfig()) if name[0] != "_"]
+    return [
+        f"task.generation.{name}: transformers has no such setting{did_you_mean(name, known)}"
+        for name in generation
+        if name not in known
+    ]
 
 
 def decode(ids: Any, tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.batch import BadRow
+from toolkit.api.batch import BadRow, Omission
 from toolkit.api.task import limits_of
 from toolkit.base.errors import InputError, pretrained_error
 from toolkit.config.sections import ModelConfig
@@ -136,6 +137,11 @@ def check(value: Any, options: Any) -> str:
     return value
 
 
+def omissions(values: Sequence[str], options: Any) -> list[Omission]:
+    """Returns nothing: truncated texts are counted where they are tokenised."""
+    return []
+
+
 def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedTokenizerBase:
     """Loads a fast tokenizer; slow ones have no character offsets. See `toolkit.api.modality.Modality`."""
     return _with_chat_template(load_tokenizer(source, model, fast_only=True), options)
@@ -172,7 +178,14 @@ def load_tokenizer(source: str, model: ModelConfig, fast_only: bool) -> PreTrain
     for name in ("is_local", "local_files_only"):  # where it was read from, in which equal tokenizers would differ
         tokenizer.init_kwargs.pop(name, None)
     if tokenizer.pad_token is None:  # as GPT-2's; padding is masked, so any token works
-        tokenizer.pad_token = tokenizer.eos_token
+        known = (getattr(tokenizer, f"{name}_token") for name in ("eos", "sep", "bos", "unk"))
+        tokenizer.pad_token = next((token for token in known if token), None)
+    if tokenizer.pad_token is None:
+        raise InputError(
+            f"model.name_or_path: the tokenizer of {source} has no token to pad with; add one: "
+            "tokenizer.add_special_tokens({'pad_token': '<pad>'}), model.resize_token_embeddings(len(tokenizer)), and "
+            "save both"
+        )
     return tokenizer
 
 
@@ -240,6 +253,12 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
     """Copies the padding id, and for a new model the vocabulary size and special ids, into the configuration."""
     if new:
         config.vocab_size = len(tokenizer)
+    size = getattr(config.get_text_config(), "vocab_size", math.inf)
+    if beyond := [token for token, number in tokenizer.get_vocab().items() if number >= size]:
+        raise InputError(
+            f"model.name_or_path: the model has embeddings of {size:,} tokens, and its tokenizer {len(beyond):,} more "
+            f"({', '.join(map(repr, beyond[:3]))}); call model.resize_token_embeddings(len(tokenizer)), and save it"
+        )
     for name in ("pad", "bos", "eos", "cls", "sep", "mask", "unk"):
         key = f"{name}_token_id"
         if hasattr(config, key) and (new or (name == "pad" and getattr(config, key) is None)):

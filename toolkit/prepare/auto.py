@@ -35,9 +35,6 @@ def saves_in_background(run: Run) -> bool:
 
     `auto` is false for DeepSpeed, which makes complete copies for each checkpoint anyway, and with callbacks of a user,
     which may change parameters at any moment and are told of a checkpoint right after it is written.
-
-    Args:
-        run: the run, whose model is prepared.
     """
     chosen = run.cfg.checkpoint.async_save
     if chosen != "auto":

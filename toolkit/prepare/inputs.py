@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.batch import Prepared, Processor
+from toolkit import modalities
+from toolkit.api.batch import Omission, Prepared, Processor
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
 from toolkit.base.console import say, warn
@@ -30,7 +31,7 @@ from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows, load_rows
 from toolkit.data.row_cache import adopt
 from toolkit.data.table import Table
-from toolkit.data.tokenise import prepare
+from toolkit.data.tokenise import omissions, prepare, tokenise
 from toolkit.distributed.collectives import objects_of_all
 from toolkit.models.load import load_model_config, lost_override_problems
 from toolkit.prepare.auto import Circumstances, resolve
@@ -47,19 +48,7 @@ STATE = "what the task learned from the training rows"
 
 
 def require_same_rows(cfg: Config, task: Task, rows: CheckedRows, data: Prepared) -> None:
-    """Compares the rows of all processes; every process calls this.
-
-    Processes that train on other rows exchange gradients without an error, and the result is wrong.
-
-    Args:
-        cfg: resolved configuration.
-        task: the task, with what it learned.
-        rows: this process's checked rows.
-        data: the preprocessed ones.
-
-    Raises:
-        DataError: on every process, naming the ranks and the sets of rows in which they are not as on rank 0.
-    """
+    """Raises DataError on every process if any has other rows than rank 0, since gradients would be wrong."""
     own = facts(cfg, task, rows, data)
     (first_host, first), *others = objects_of_all((socket.gethostname(), own))
     found = []
@@ -156,11 +145,23 @@ def read_inputs(
     return Inputs(config, task.auto_model(config), processor, rows, data, identity, resolved)
 
 
-def _verify_fetched(cfg: Config, accelerator: Accelerator, content: bool) -> None:
-    """Refuses a damaged `offline_dir`, and takes over its prepared rows; once per node.
+def omissions_of(cfg: Config, task: Task, rows: CheckedRows) -> list[Omission]:
+    """Returns everything of checked rows that a run would not use, or not as it is; tokenises them as the run would.
 
-    Raises InputError if a file is missing or not as it was written.
+    Raises InputError if the model's processor cannot be loaded, and DataError as `read_inputs`.
     """
+    modality, model = modalities.load(task.modality), source_of(cfg)
+    if model.name_or_path is not None:
+        processor = modality.load_processor(model.name_or_path, model, task.options)
+    else:
+        texts = task.training_texts(rows.splits["train"])
+        processor = modality.new_processor(texts, load_model_config(model), task.options)
+    features = {name: tokenise(part, task, processor, labelled=True) for name, part in rows.splits.items()}
+    return [*rows.findings.omissions, *omissions(rows.splits, features, task, processor, cfg.data)]
+
+
+def _verify_fetched(cfg: Config, accelerator: Accelerator, content: bool) -> None:
+    """Refuses a damaged `offline_dir`, and takes over its prepared rows; once per node."""
     if cfg.offline_dir is None:
         return
     with local_main_first(accelerator):

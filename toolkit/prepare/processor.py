@@ -32,11 +32,7 @@ def build_processor(
     output_dir: Path,
     resume: Checkpoint | None,
 ) -> Processor:
-    """Loads the processor of the checkpoint or the pretrained model, or creates one from the training rows.
-
-    A new processor is created on the main process, and every process loads it from the run's folder. Raises InputError
-    if the processor cannot be loaded.
-    """
+    """Loads the checkpoint's or the model's processor, or makes one from the training rows on the main process."""
     modality, model = modalities.load(task.modality), source_of(cfg)
     source = model.name_or_path
     if resume is not None:

@@ -71,7 +71,7 @@ def cut(
 
     Args:
         documents: documents in order, with `tokens` and `example` (the row's index).
-        block_size: largest number of tokens per block.
+        block_size: largest number of tokens that the model reads of a block.
         packing: whether documents are concatenated before splitting; otherwise each document starts a new block.
         causal: whether each block includes the token before its first target.
 

@@ -23,6 +23,8 @@ Encoded = tuple[list[int], list[bool]]
 """The tokens of an example, and for each whether it belongs to an answer; an empty list without an answer."""
 
 ASSISTANT = "assistant"
+SHAREGPT = {"human": "user", "gpt": ASSISTANT}
+"""Roles in ShareGPT's files that have another name here."""
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CONTROL = re.compile(r"<\|[^|<>\s]+\|>")
 
@@ -41,18 +43,18 @@ def check_messages(value: Any, labelled: bool) -> list[Message]:
     """Returns the messages of a conversation.
 
     Args:
-        value: a list of mappings with `role` and `content`.
+        value: a list of mappings with `role` and `content`, or `from` and `value` as in ShareGPT's files; without
+            labels, text is a message of the user.
         labelled: whether the conversation must have an answer, a message of the assistant. What follows the last answer
             is removed, because it changes nothing; otherwise, answers at the end are removed, to be predicted.
 
     Raises:
         BadRow: if it is no such list, or has no answer or nothing to answer.
     """
-    if (
-        not isinstance(value, Sequence)
-        or isinstance(value, str)
-        or not all(isinstance(each, Mapping) for each in value)
-    ):
+    if isinstance(value, str) and not labelled and value.strip():
+        value = [{"role": "user", "content": value}]
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    if not listed or not all(isinstance(each, Mapping) for each in value):
         raise BadRow(f"column 'messages' holds {shorten(repr(value))}, not a list of objects with `role` and `content`")
     messages = [_message(number, message) for number, message in enumerate(value, start=1)]
     if labelled and not any(message["role"] == ASSISTANT for message in messages):
@@ -66,6 +68,8 @@ def check_messages(value: Any, labelled: bool) -> list[Message]:
 
 def _message(number: int, message: Mapping[str, Any]) -> Message:
     given = {name: value for name, value in message.items() if value is not None}
+    if given.keys() == {"from", "value"}:
+        given = {"role": SHAREGPT.get(given["from"], given["from"]), "content": given["value"]}
     if given.keys() != {"role", "content"}:
         raise BadRow(f"message {number} has {', '.join(map(repr, given)) or 'nothing'}, expected `role` and `content`")
     return {name: checked_text(given[name], name, f"`{name}` of message {number}") for name in ("role", "content")}
@@ -132,8 +136,8 @@ def _answer(
     seed: int,
 ) -> str:
     """Answers a prompt by sampling, and returns both as text; see `continue_tokens`."""
-    ids, end = encode_prompt(prompt, tokenizer), separators(tokenizer)[1]
-    tokens = continue_tokens(model, ids, end, max_new_tokens, block_size, seed)
+    ids = encode_prompt(prompt, tokenizer)
+    tokens = continue_tokens(model, ids, answer_end(tokenizer, prompt), max_new_tokens, block_size, seed)
     return as_text(prompt, str(tokenizer.decode(tokens, skip_special_tokens=True)))
 
 
@@ -158,20 +162,60 @@ def encode_pair(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase
     return begin + answer, [False] * len(begin) + [True] * len(answer)
 
 
-def encode_conversation(messages: list[Message], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+def answer_end(tokenizer: PreTrainedTokenizerBase, prompt: object = None) -> list[int]:
+    """Returns the tokens that end an answer: of text, the end-of-text token; of messages, what the template writes.
+
+    That is the end-of-text token or another token of its own behind an answer, or all that follows it.
+    """
+    end = separators(tokenizer)[1]
+    if isinstance(prompt, str):
+        return [end]
+    behind = _behind_answers(tokenizer) or []
+    own = [token for token in behind if token in tokenizer.added_tokens_decoder]
+    if end in behind or own:
+        return [end if end in behind else own[0]]
+    return behind if str(tokenizer.decode(behind)).strip() else [end]
+
+
+def end_problems(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Returns the problem if a chat template without `{% generation %}` writes only blanks behind an answer."""
+    behind = None if _GENERATION.search(template_of(tokenizer)) else _behind_answers(tokenizer)
+    if behind is None or str(tokenizer.decode(behind)).strip():
+        return []
+    return [
+        "task.chat_template: nothing marks the end of an answer, so that generation would not stop there; write the "
+        "end-of-text token behind it, {{ eos_token }}"
+    ]
+
+
+def _behind_answers(tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
+    """Returns the tokens that the chat template writes behind the last answer, None if it rejects a short exchange."""
+    from jinja2 import TemplateError
+
+    question = {"role": "user", "content": "x"}
+    try:
+        one, other = (_rendered([question, {"role": ASSISTANT, "content": each}], tokenizer) for each in ("No.", "Yes"))
+    except TemplateError:
+        return None
+    same = next((i for i in range(len(one)) if one[-1 - i :] != other[-1 - i :]), 0)
+    return one[len(one) - same :]
+
+
+def encode_conversation(
+    messages: list[Message], tokenizer: PreTrainedTokenizerBase, end: Sequence[int] | None = None
+) -> Encoded:
     """Tokenises a conversation in the tokenizer's chat template.
 
     Answers are what the template encloses in `{% generation %}`; in other templates, what follows the template's prompt
-    for an answer, up to the end-of-text token.
+    for an answer, up to its `end` (None: that of `answer_end`).
 
     Raises:
         BadRow: if a template without `{% generation %}` writes earlier messages differently once others follow.
         InputError: if the tokenizer has no chat template.
     """
     if _GENERATION.search(template_of(tokenizer)):
-        encoded: Any = tokenizer.apply_chat_template(messages, return_assistant_tokens_mask=True)
-        return encoded["input_ids"], [bool(flag) for flag in encoded["assistant_masks"]]
-    tokens, end = _rendered(messages, tokenizer), tokenizer.eos_token_id
+        return _enclosed(messages, tokenizer)
+    tokens, end = _rendered(messages, tokenizer), answer_end(tokenizer) if end is None else end
     mask = [False] * len(tokens)
     for place in (place for place, message in enumerate(messages) if message["role"] == ASSISTANT):
         before = _rendered(messages[:place], tokenizer, add_generation_prompt=True)
@@ -182,9 +226,30 @@ def encode_conversation(messages: list[Message], tokenizer: PreTrainedTokenizerB
                 "the answer cannot be found; set task.chat_template to one that encloses answers in {% generation %}"
             )
         answer = answered[len(before) :]
-        length = len(answer) - answer[::-1].index(end) if end in answer else len(answer)
+        ends = [i + len(end) for i in range(len(answer)) if answer[i : i + len(end)] == [*end]]
+        length = ends[-1] if ends else len(answer)
         mask[len(before) : len(before) + length] = [True] * length
     return tokens, mask
+
+
+def _enclosed(messages: list[Message], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    """Tokenises a conversation whose answers are enclosed: tokens that begin in one belong to it.
+
+    Transformers' own mask looks for the tokens of a span's first and last character, which has none if it is a blank
+    that the tokenizer leaves out of its offsets.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    render: Any = render_jinja_template
+    template, known = template_of(tokenizer), tokenizer.special_tokens_map
+    (text,), (spans,) = render([messages], chat_template=template, return_assistant_tokens_mask=True, **known)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    mask, former = [], 0
+    for begin, end in encoded["offset_mapping"]:
+        begin = former if begin == end else begin  # of a blank that is left out of the offsets
+        mask.append(any(start <= begin < stop for start, stop in spans))
+        former = end
+    return encoded["input_ids"], mask
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -210,13 +275,16 @@ def _rendered(
 
 
 def encode_examples(
-    rows: Mapping[str, Sequence[Any]], tokenizer: PreTrainedTokenizerBase, labelled: bool
+    rows: Mapping[str, Sequence[Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    labelled: bool,
+    end: Sequence[int] | None = None,
 ) -> Iterator[Encoded]:
     """Tokenises a batch of checked rows with the columns `prompt` and `completion`, or `messages`.
 
     Raises:
         DataError: if the chat template cannot be applied to a row.
-        InputError: if the tokenizer lacks a chat template or an end-of-text token.
+        InputError: if the tokenizer lacks an end-of-text token or a chat template.
     """
     from jinja2 import TemplateError
 
@@ -229,22 +297,24 @@ def encode_examples(
             elif "prompt" in row:
                 yield encode_pair(row["prompt"], row["completion"], tokenizer)
             else:
-                yield encode_conversation(row["messages"], tokenizer)
+                yield encode_conversation(row["messages"], tokenizer, end)
         except BadRow as error:
             raise DataError(f"row {number}: {error}") from error
         except TemplateError as error:
             raise DataError(f"row {number}: the chat template cannot be applied: {error}") from error
 
 
-def example_columns(examples: Iterable[Encoded], block_size: int) -> dict[str, list[Any]]:
-    """Returns the feature columns of tokenised examples, truncated to `block_size` predicted tokens.
+def example_columns(examples: Iterable[Encoded], block_size: int, end: Sequence[int] = ()) -> dict[str, list[Any]]:
+    """Returns the feature columns of tokenised examples, truncated to `block_size` tokens of input.
 
-    Examples lose their end, those without an answer, which are prompts to be answered, their beginning.
+    Examples lose their end, those without an answer, which are prompts to be answered, their beginning. `ended` says
+    whether the end of an answer is trained.
     """
-    columns: dict[str, list[Any]] = {name: [] for name in ("tokens", "answers", "length", "truncated_input")}
+    columns: dict[str, list[Any]] = {name: [] for name in ("tokens", "answers", "length", "truncated_input", "ended")}
     for tokens, mask in examples:
         kept = tokens[: block_size + 1] if mask else tokens[-block_size:]
-        values = (kept, mask[: len(kept)], len(kept) - bool(mask), len(kept) < len(tokens))
+        ended = any(mask[i] and kept[i : i + len(end)] == [*end] for i in range(len(kept))) if mask else True
+        values = (kept, mask[: len(kept)], len(kept) - bool(mask), len(kept) < len(tokens), ended)
         for column, value in zip(columns.values(), values, strict=True):
             column.append(value)
     return columns

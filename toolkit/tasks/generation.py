@@ -29,26 +29,18 @@ def continue_text(
     """Returns a prompt and its continuation by sampling; see `continue_tokens`."""
     begin, end = separators(tokenizer)
     ids = [begin, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
-    continuation = continue_tokens(model, ids, end, max_new_tokens, block_size, seed)
+    continuation = continue_tokens(model, ids, [end], max_new_tokens, block_size, seed)
     return f"{prompt}{tokenizer.decode(continuation, skip_special_tokens=True)}"
 
 
 def continue_tokens(
-    model: Any, ids: list[int], end: int, max_new_tokens: int, block_size: int, seed: int | None = None
+    model: Any, ids: list[int], end: Sequence[int], max_new_tokens: int, block_size: int, seed: int | None = None
 ) -> list[int]:
-    """Continues tokens by sampling, or by greedy search.
+    """Continues tokens by sampling with a seed, or else by greedy search, and returns the new ones.
 
-    Args:
-        model: the unwrapped model in evaluation mode.
-        ids: the tokens; if there are many, only the last ones are used, to leave room for `max_new_tokens`, or for half
-            of `block_size` if that is less.
-        end: token at which to stop, in addition to those of the model's generation configuration.
-        max_new_tokens: largest number of tokens to generate.
-        block_size: largest number of tokens in total.
-        seed: seed of the sampling; None chooses the most likely token. The global random state is not changed.
-
-    Returns:
-        The new tokens.
+    Of many tokens, only the last ones are used, to leave room for `max_new_tokens`, or for half of `block_size` if that
+    is less. `end` are the tokens that end an answer: generation stops at a single one, as at those of the model's
+    generation configuration; what follows several is cut off. The global random state is not changed.
     """
     import torch
     from transformers import GenerationConfig
@@ -56,8 +48,8 @@ def continue_tokens(
     block_size -= getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", 0)
     ids = ids[-kept_tokens(max_new_tokens, block_size) :]
     settings = GenerationConfig(
-        do_sample=seed is not None, max_new_tokens=min(max_new_tokens, block_size - len(ids)), pad_token_id=end,
-        eos_token_id=stop_tokens(model, end),
+        do_sample=seed is not None, max_new_tokens=min(max_new_tokens, block_size - len(ids)), pad_token_id=end[0],
+        eos_token_id=stop_tokens(model, end) or None,
         **({} if seed is None else {"top_k": TOP_K}),
     )  # fmt: skip
     inputs = torch.tensor([ids], device=model.device)
@@ -69,7 +61,7 @@ def continue_tokens(
             torch.manual_seed(seed)
         output = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
     new: list[int] = output[0, len(ids) :].tolist()
-    return new
+    return new if len(end) == 1 else new[: next((i for i in range(len(new)) if new[i : i + len(end)] == [*end]), None)]
 
 
 def script_name(causal: bool, answers: bool) -> str:
@@ -91,14 +83,14 @@ def script_name(causal: bool, answers: bool) -> str:
 
 
 def script_values(
-    model: Any, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, block_size: int
+    model: Any, tokenizer: PreTrainedTokenizerBase, end: Sequence[int], max_new_tokens: int, block_size: int
 ) -> dict[str, Any]:
     """Returns what the script of a causal model needs, nothing for others; arguments are those of `continue_tokens`."""
     if getattr(model, "generation_config", None) is None:
         return {}
-    begin, end = separators(tokenizer)
-    stops = stop_tokens(model, end)
-    return {"begin": begin, "end": end, "stops": stops, "kept": kept_tokens(max_new_tokens, block_size)}
+    kept, ending = kept_tokens(max_new_tokens, block_size), tokenizer.decode([*end]) if len(end) > 1 else ""
+    stops = stop_tokens(model, end) or None
+    return {"begin": separators(tokenizer)[0], "end": end[0], "ending": ending, "stops": stops, "kept": kept}
 
 
 def kept_tokens(max_new_tokens: int, block_size: int) -> int:
@@ -106,26 +98,19 @@ def kept_tokens(max_new_tokens: int, block_size: int) -> int:
     return block_size - min(max_new_tokens, block_size // 2)
 
 
-def stop_tokens(model: Any, end: int) -> list[int]:
-    """Returns `end` and the tokens at which the model's generation configuration stops."""
+def stop_tokens(model: Any, end: Sequence[int]) -> list[int]:
+    """Returns a single token of `end` and the tokens at which the model's generation configuration stops."""
     stops = model.generation_config.eos_token_id
-    return sorted({end, *(stops if isinstance(stops, list) else [] if stops is None else [stops])})
+    single = end if len(end) == 1 else ()
+    return sorted({*single, *(stops if isinstance(stops, list) else [] if stops is None else [stops])})
 
 
 def continue_all(
-    model: Any, prompts: Sequence[list[int]], end: int, max_new_tokens: int, block_size: int
+    model: Any, prompts: Sequence[list[int]], end: Sequence[int], max_new_tokens: int, block_size: int
 ) -> torch.Tensor:
-    """Continues several prompts by greedy search, one after the other, so that none depends on the others.
+    """Continues several prompts by greedy search, one by one, so that none depends on the others.
 
-    Args:
-        model: as for `continue_tokens`, like the other arguments.
-        prompts: the tokens of each prompt.
-        end: token at which to stop.
-        max_new_tokens: largest number of tokens to generate.
-        block_size: largest number of tokens in total.
-
-    Returns:
-        `[prompts, T]` int64 new tokens, padded with `IGNORE_INDEX`.
+    Returns `[prompts, T]` int64 new tokens, padded with `IGNORE_INDEX`; arguments are those of `continue_tokens`.
     """
     import torch
 

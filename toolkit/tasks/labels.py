@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 
 def label_text(value: Any) -> str:
     """Returns a label as text without surrounding blanks; numbers in their shortest form (`5.0` becomes `5`)."""
-    if not isinstance(value, str | int) and not (isinstance(value, float) and isfinite(value)):
+    if not isinstance(value, str | int) and not (isinstance(value, float | Decimal) and isfinite(value)):
         raise BadRow(f"label {value!r} is neither text nor a number")
     from toolkit.data.keys import plain_number  # which imports numpy
 
-    return plain_number(str(value).strip())
+    return plain_number(f"{value:f}" if isinstance(value, Decimal) else str(value).strip())
 
 
 def plain_map(label_map: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -62,16 +63,9 @@ def map_problems(labels: Sequence[str] | None, label_map: Mapping[str, str | Non
 
 
 def map_notes(counts: Mapping[str, int], label_map: Mapping[str, str | None]) -> list[str]:
-    """Returns notes about labels that `task.label_map` does not list, and about names that no training row has."""
-    names = _names(label_map)
-    unlisted = [f"{label!r} ({count:,})" for label, count in counts.items() if names and count and label not in names]
-    unused = [repr(name) for name in names if not counts.get(name)]
-    notes = []
-    if unlisted:
-        notes.append(f"task.label_map does not list {', '.join(unlisted)}; unlisted labels keep their names.")
-    if unused:
-        notes.append(f"task.label_map: no training row has {', '.join(unused)}.")
-    return notes
+    """Returns a note about names in `task.label_map` that no training row has."""
+    unused = [repr(name) for name in _names(label_map) if not counts.get(name)]
+    return [f"task.label_map: no training row has {', '.join(unused)}."] if unused else []
 
 
 def _names(label_map: Mapping[str, str | None]) -> list[str]:

@@ -69,7 +69,8 @@ def encode_windows(
     Returns:
         One entry per window in each of: `input_ids`, `attention_mask`, `token_type_ids` (if the tokenizer gives
         them), `length` (tokens), `example` (the row's position in `rows`), `offsets` (`[start, end, start, end, ...]`:
-        the characters of the context that each token stands for, -1 -1 outside the context) and `start`, `end`
+        the characters of the context that each token stands for, -1 -1 outside the context), `cut_question` (whether
+        the question was truncated) and `start`, `end`
         (tokens of the answer, inclusive; 0 0 in windows that do not hold all of it; `IGNORE_INDEX` without labels).
 
     Raises:
@@ -94,6 +95,7 @@ def encode_windows(
         "length": [len(ids) for ids in encoded["input_ids"]],
         "example": owners,
         "offsets": offsets,
+        "cut_question": [questions[owner] != rows["question"][owner].lstrip() for owner in owners],
         "start": [start for start, _ in labels],
         "end": [end for _, end in labels],
     }
@@ -341,7 +343,8 @@ def best_answers(
 
     Returns:
         Per example, in row order: `id`, `prediction_text` ("" for no answer, or if no span is possible), `score`
-        (its probability among the n-best, 0.0 if there are none) and `n_best`: a list of `text`, `score`
+        (its probability among the n-best, 0.0 if there are none), `no_answer_score` (that of the null answer, if it is
+        allowed) and `n_best`: a list of `text`, `score`
         (probability) and `start` (character in the context, -1 for no answer), best first, without duplicate texts.
 
     Raises:
@@ -384,7 +387,8 @@ def _answer(
         for (candidate, _, start), weight in zip(candidates, weights, strict=True)
     ]
     chosen = next((entry["score"] for entry in ranked if entry["text"] == text), 0.0)
-    return {"prediction_text": text, "score": chosen, "n_best": ranked}
+    none = {} if null is None else {"no_answer_score": next(entry["score"] for entry in ranked if not entry["text"])}
+    return {"prediction_text": text, "score": chosen, **none, "n_best": ranked}
 
 
 def _best_texts(context: str, spans: Iterable[Span], n_best: int) -> list[tuple[str, float, int]]:

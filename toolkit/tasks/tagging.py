@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.api.batch import IGNORE_INDEX, BadRow, Predictions, Record
 from toolkit.base.console import shorten
 from toolkit.base.errors import InputError
+from toolkit.data.values import printed_list
 from toolkit.metrics.entities import entities
 from toolkit.modalities.text import MODEL_INPUTS, encode_with_overflow
 
@@ -27,12 +28,13 @@ PREFIXES = {"B": "B", "I": "I", "S": "B", "U": "B", "E": "I", "L": "I"}
 
 
 def check_tokens(value: Any, column: str) -> list[str]:
-    """Returns the tokens or tags of a row, from a list or from text in which blanks separate them.
+    """Returns the tokens or tags of a row, from a list, a printed list, or text in which blanks separate them.
 
     Raises:
         BadRow: if it is neither, or there is none, or one is blank or not text.
     """
-    tokens = value.split() if isinstance(value, str) else value
+    printed = isinstance(value, str) and value.lstrip().startswith(("['", '["'))
+    tokens = printed_list(value) if printed else value.split() if isinstance(value, str) else value
     if not isinstance(tokens, Sequence) or not tokens:
         raise BadRow(f"column {column!r} holds {shorten(repr(value))}, expected a list of texts, or text with blanks")
     for number, token in enumerate(tokens, start=1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,15 +53,22 @@ class TextToTextOptions:
     """Number of beams of beam search; 1 is greedy search."""
     length_penalty: float = 1.0
     """Exponent of the length by which a beam's score is divided; larger values favour longer texts."""
+    generation: dict[str, Any] = field(default_factory=dict)
+    """Further fields of `transformers.GenerationConfig` for generated texts, for instance `min_length: 0`. They replace
+    those that the model brings, which a run names when it starts."""
     label_smoothing_factor: Fraction = 0.0
     """Part of each token's probability that is distributed over the vocabulary (Szegedy et al. 2016,
     arXiv 1512.00567), in training and evaluation losses."""
 
     def problems(self) -> list[str]:
         """Returns what is wrong in combination."""
+        found = []
         if self.num_beams == 1 and self.length_penalty != 1:
-            return ["task.length_penalty: has no effect with a single beam; set task.num_beams above 1"]
-        return []
+            found.append("task.length_penalty: has no effect with a single beam; set task.num_beams above 1")
+        own = {"max_new_tokens": "val_max_target_length", "max_length": "val_max_target_length"}
+        own |= {name: name for name in ("num_beams", "length_penalty")}
+        found += [f"task.generation.{name}: set task.{own[name]}" for name in self.generation if name in own]
+        return found
 
 
 class TextToText(Task):
@@ -72,6 +79,8 @@ class TextToText(Task):
     """
 
     modality = "seq2seq"
+    reference = "reference"
+    decoding = ("num_beams", "length_penalty", "val_max_target_length", "generation")
     source: ClassVar[str]
     """Name of the column of the sources."""
     target: ClassVar[str]
@@ -79,7 +88,7 @@ class TextToText(Task):
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
-        self.cfg, self.state = cfg, {"decoder_start_token_id": None}
+        self.cfg, self.state = cfg, {"decoder_start_token_id": None, "generation": {}}
 
     @abstractmethod
     def text_scores(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
@@ -106,6 +115,15 @@ class TextToText(Task):
 
     def configure(self, config: PreTrainedConfig) -> None:
         self.state["decoder_start_token_id"] = getattr(config, "decoder_start_token_id", None)
+        self.state["generation"] = seq2seq.own_generation(config, self.cfg)
+
+    def processor_problems(self, processor: Processor) -> list[str]:
+        return seq2seq.generation_problems(self.options.generation)
+
+    def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
+        own = {name: value for name, value in self.state["generation"].items() if name not in self.options.generation}
+        shown = ", ".join(f"{name}={value}" for name, value in own.items())
+        return [f"the model brings settings of generation, {shown}; task.generation replaces them."] if own else []
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
@@ -192,6 +210,7 @@ class TextToText(Task):
             "max_new_tokens": options.val_max_target_length or options.max_target_length,
             "num_beams": options.num_beams,
             "length_penalty": options.length_penalty,
+            **options.generation,
         }
 
     def describe(self, record: Record) -> Description:

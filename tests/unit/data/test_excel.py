@@ -99,6 +99,13 @@ def test_a_formula_is_its_last_computed_value(workbook):
     assert list(read_rows(name)) == [RawRow(2, {"text": "x", "score": "2"})]
 
 
+def test_a_formula_without_a_value_is_a_bad_row(workbook):
+    rows = list(read_rows(workbook(A=[["text", "score"], ["x", 0], ["=B2", 1], ["y", "=1+1"], [None, 2]])))
+    reasons = [row.reason and row.reason.partition(";")[0] for row in rows]
+    assert reasons == [None, "a formula has no value", "a formula has no value", None]
+    assert [row.number for row in rows] == [2, 3, 4, 5]
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [([], "has no rows"), ([["text"]], "has no rows"), ([["text", None, "b"], ["x"]], "has no name")],
@@ -110,8 +117,22 @@ def test_sheets_that_cannot_be_used(workbook, rows, message):
 
 def test_files_that_are_not_workbooks(tmp_path):
     (tmp_path / "a.xlsx").write_bytes(b"PK text")
-    with pytest.raises(DataError, match=r"a\.xlsx is not an \.xlsx workbook, or it has a password: File is not a zip"):
+    with pytest.raises(
+        DataError, match=r"a\.xlsx is not a whole \.xlsx workbook, or it has a password: File is not a zip"
+    ):
         list(read_rows(tmp_path / "a.xlsx"))
+
+
+def test_workbooks_that_are_damaged_inside(workbook):
+    name = workbook(A=[["text"], *([f"row {number}"] for number in range(500))])
+    content = Path(name).read_bytes()
+    with ZipFile(name) as parts:
+        places = [part.header_offset + 150 for part in parts.infolist() if part.compress_size > 1000]
+    assert places
+    for place in places:
+        Path(name).write_bytes(content[:place] + bytes(64) + content[place + 64 :])
+        with pytest.raises(DataError, match=r"is not a whole \.xlsx workbook"):
+            list(read_rows(name))
 
 
 def test_without_openpyxl_the_message_says_what_to_do(workbook, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from runs import ROOT
 
 from toolkit.base.errors import DataError
-from toolkit.data.keys import near_equal
+from toolkit.data.keys import misspelt, near_equal
 from toolkit.data.loading import CheckedRows, check_rows
 from toolkit.recipe import load_settings, load_task_type
 
@@ -53,6 +53,7 @@ def test_labels_are_counted_before_training_and_whole_numbers_are_said_to_be_cla
         "5 labels in 75 training rows: 1 (15), 2 (15), 3 (15), 4 (15), 5 (15).",
         "Labels that are whole numbers are classes; task.problem_type=regression predicts numbers.",
     ]
+    assert list(map(str, rows.findings.omissions)) == ["train.csv: 1 of 3 columns not used (33.3%): who"]
 
 
 def test_similar_spellings_and_rare_labels_are_named(check):
@@ -67,13 +68,22 @@ def test_similar_spellings_and_rare_labels_are_named(check):
     assert near_equal(["Ça va", "ca  va", "-1", "1", "+", "-", "C", "C++"]) == [["Ça va", "ca  va"], ["C", "C++"]]
 
 
-def test_a_label_map_merges_labels_and_names_what_it_does_not_list(check):
+def test_labels_one_letter_off_a_frequent_one_are_named(check):
+    labels = ["Shipping"] * 30 + ["Billing"] * 30 + ["Shiping", "Bililng", "Refund"]
+    lines = [f"text {row},{label}," for row, label in enumerate(labels)]
+    whole = ("data.validation_split=0", "eval.eval_steps=null", "checkpoint.load_best_model_at_end=false")
+    warning = check(*whole, train=lines).findings.warnings()[0]
+    assert warning.startswith("Labels that look misspelt: 'Bililng' (1) for 'Billing', 'Shiping' (1) for 'Shipping'.")
+    assert misspelt({"airplane": 64, "automobile": 0, "airplan": 0}) == {}  # without rows, nothing is misspelt
+    assert misspelt({"left": 50, "lift": 40, "A1": 90, "A2": 1, "cat": 50, "car": 1}) == {}
+
+
+def test_a_label_map_merges_labels_and_names_what_no_row_has(check):
     labels = ["1", "2.0", "3", "4", "five"]
     rows = check("task.label_map={1: bad, 2: bad, '4.0': good, five: good, 9: never}",
                  train=[f"text {row},{labels[row % 5]}," for row in range(100)])  # fmt: skip
     assert rows.findings.labels["train"] == {"3": 15, "bad": 30, "good": 30}
     assert rows.findings.label_notes == [
-        "task.label_map does not list '3' (15); unlisted labels keep their names.",
         "task.label_map: no training row has 'never'.",
     ]
 
@@ -83,14 +93,15 @@ def test_rows_with_a_label_that_is_mapped_to_null_are_skipped_and_counted(check)
     lines = [f"text {row},{labels[row % 5]}," for row in range(100)]
     rows = check("task.label_map={1: bad, 2: bad, 3: null, 4: good}", "task.label_map.odd=null", train=lines)
     assert rows.findings.labels["train"] == {"bad": 30, "good": 15}
-    assert rows.findings.notes()[1:] == [
-        "train.csv: 20 rows are skipped, because task.label_map maps '3' to null.",
-        "train.csv: 20 rows are skipped, because task.label_map maps 'odd' to null.",
+    assert list(map(str, rows.findings.omissions)) == [
+        "train.csv: 20 of 100 rows excluded (20.0%): task.label_map maps '3' to null",
+        "train.csv: 20 of 100 rows excluded (20.0%): task.label_map maps 'odd' to null",
+        "train.csv: 1 of 3 columns not used (33.3%): who",
     ]
     assert rows.findings.warnings() == []
     assert not any(rows.bad_rows.values())
     everything = dict.fromkeys(["1", "2", "3", "4", "odd"])
-    with pytest.raises(DataError, match=r"none of its 100 rows can be used:\n  train.csv: 20 rows are skipped"):
+    with pytest.raises(DataError, match=r"none of its 100 rows can be used:\n  train.csv: 20 of 100 rows excluded"):
         check(f"task.label_map={json.dumps(everything)}", train=lines)
 
 
@@ -141,10 +152,10 @@ def test_rows_of_own_files_are_counted_and_never_moved(check):
 
 def test_skipped_rows_are_counted_with_reasons(check):
     rows = check("data.bad_rows=skip", train=[*distinct(40), ",a,", "x,,"])
-    assert rows.findings.warnings() == [
+    assert str(rows.findings.omissions[0]) == (
         "train.csv: 2 of 42 rows cannot be used (4.8%): column 'text' is empty (1, first in row 42); "
-        "column 'label' is empty (1, first in row 43). They are skipped (data.bad_rows=skip)."
-    ]
+        "column 'label' is empty (1, first in row 43)"
+    )
     with pytest.raises(DataError, match=r"data\.max_bad_rows=0\.01 allows 1%.*data\.max_bad_rows to at least 0\.048"):
         check("data.bad_rows=skip", "data.max_bad_rows=0.01")
 

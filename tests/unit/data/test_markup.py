@@ -54,7 +54,7 @@ def table(tmp_path, monkeypatch):
 def test_entities_and_tags_are_counted_once_per_column(table, capsys):
     warning = (
         "warning: reviews.csv, column 'body': 2 of 3 texts have HTML entities (&amp; in row 2; data.unescape_html=true "
-        "decodes them) and 1 of 3 texts have HTML tags (<br/> in row 4; they are part of the text)\n"
+        "decodes them) and 1 of 3 texts have HTML tags (<br/> in row 4; data.strip_html=true removes them)\n"
     )
     for _ in range(2):  # also when the rows come from the cache
         assert table().rows["text"][0] == "Fish &amp; chips &quot;to go&quot;"
@@ -80,6 +80,21 @@ def test_rows_of_the_hub_and_of_python_are_decoded_too():
     from datasets import Dataset
 
     rows = [{"text": "a &amp; b", "label": "x"}]
-    (row,) = hub_rows(Dataset.from_list(rows), unescape_html=True)
+    (row,) = hub_rows(Dataset.from_list(rows), Reading(unescape_html=True))
     assert row.values["text"] == "a & b"
     assert given_table(rows, Texts(), {}, True, Reading(unescape_html=True)).rows["text"][:] == ["a & b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("<html><body><p>Late &amp; broken.</p><br/>Refund!&nbsp;</body></html>", "Late & broken. Refund!"),
+        ("<style>p {color: red}</style>Fine<!-- never --> words", "Fine words"),
+        ("a < b, <unk> and  two blanks", "a < b, <unk> and  two blanks"),
+    ],
+)
+def test_html_is_removed_on_request_and_other_brackets_stay(table, text, left, tmp_path):
+    Path("reviews.csv").write_text('body,label\n"' + text.replace('"', '""') + '",good\n')
+    assert table(strip_html=True).rows["text"][:] == [left]
+    (row,) = given_table([{"text": text, "label": "good"}], Texts(), {}, True, Reading(strip_html=True)).rows
+    assert row["text"] == left

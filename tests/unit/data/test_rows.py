@@ -15,6 +15,7 @@ from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
 from toolkit.config.fields import Column
 from toolkit.data import table
+from toolkit.data.columns import Beside
 from toolkit.data.keys import NO_GROUP, row_keys
 from toolkit.data.table import HubSplit, apply_policy, load_table, skipped, write_bad_rows
 
@@ -88,7 +89,7 @@ def test_good_and_bad_rows_keep_their_numbers(load):
     table = load("a.csv", GARBLED)
     assert column(table, "text") == ["a", "b\nc", "f"]
     assert column(table, "_number") == [2, 6, 10]
-    assert table.rows.column_names == ["text", "label", "id", "_number"]
+    assert table.rows.column_names == ["text", "label", "id", "_number", "_id"]
     assert [(row.number, row.reason) for row in table.bad] == [
         (3, "column 'text' is not UTF-8 text (byte 0xe9 at character 4)"),
         (5, "column 'text' is empty"),
@@ -100,7 +101,7 @@ def test_good_and_bad_rows_keep_their_numbers(load):
 
 def test_columns_are_mapped_and_only_the_tasks_columns_are_kept(load):
     table = load("a.csv", "text,body,stars\nold,new,5\n ,,4\n", columns={"text": "body", "label": "stars"})
-    assert table.rows[0] == {"text": "new", "label": "5", "id": None, "_number": 2}
+    assert table.rows[0] == {"text": "new", "label": "5", "id": None, "_number": 2, "_id": None}
     assert table.bad[0].reason == "column 'body' is empty"
 
 
@@ -187,7 +188,7 @@ def test_squad_rows(load):
     paragraph = {"context": "It is 45%.", "qas": [question, {"id": 88, "question": " ", "answers": []}]}
     table = load("a.json", json.dumps({"data": [{"paragraphs": [paragraph, {"context": "x"}]}]}), Questions())
     assert table.rows[0] == {"id": "87", "question": "How much?", "context": "It is 45%.",
-                             "answers": {"text": ["45%"], "answer_start": [6]}, "_number": 1}  # fmt: skip
+                             "answers": {"text": ["45%"], "answer_start": [6]}, "_number": 1, "_id": None}  # fmt: skip
     assert [row.number for row in table.bad] == [2, 3]
     assert table.bad[0].reason == "column 'question' is empty"
 
@@ -292,10 +293,10 @@ def test_error_lists_the_first_rows_of_all_splits(load):
         apply_policy(tables, "error")
     lines = str(error.value).splitlines()
     assert lines[0] == "22 of 26 rows cannot be used:"
-    assert lines[1].endswith("t.csv, row 2: column 'text' is empty")
-    assert lines[20].endswith("v.csv, row 5: column 'text' is empty")
-    assert lines[21] == "  and 2 more"
-    assert "data.bad_rows=skip" in lines[22]
+    assert lines[1].endswith("t.csv, rows 2, 3, 4, 5, 6 and 13 more: column 'text' is empty")
+    assert lines[2].rpartition("/")[2].startswith("v.csv, row")
+    assert len(lines) == 7
+    assert "data.bad_rows=skip" in lines[-1]
 
 
 def test_skip_counts_and_error_lets_good_tables_pass(load):
@@ -306,7 +307,9 @@ def test_skip_counts_and_error_lets_good_tables_pass(load):
 
 def test_skip_rejects_a_table_without_a_usable_row(load):
     tables = {"train": load("t.csv", "text,label\n,pos\n,neg\n")}
-    with pytest.raises(DataError, match=r"none of its 2 rows can be used:\n.*t.csv, row 2: column 'text' is empty"):
+    with pytest.raises(
+        DataError, match=r"none of its 2 rows can be used:\n.*t.csv, rows 2 and 3: column 'text' is empty"
+    ):
         apply_policy(tables, "skip")
 
 
@@ -342,7 +345,7 @@ def test_reasons_that_differ_in_values_only_are_counted_together(load):
     task = Reviews(state={"labels": ["pos"]})
     rows = "".join(f"a,x{number}\n" for number in range(5)) + ",pos\nb,pos\n"
     line = skipped(load("t.csv", "text,label\n" + rows, task))
-    assert "label 'x0' is unknown (5, first in row 2); column 'text' is empty (1, first in row 7)" in line
+    assert "label 'x0' is unknown (5, first in row 2); column 'text' is empty (1, first in row 7)" in str(line)
 
 
 def test_digests_follow_inputs_labels_and_groups(load):
@@ -353,7 +356,7 @@ def test_digests_follow_inputs_labels_and_groups(load):
     task = Reviews()
     task.columns = Reviews.columns | {"id": Column("a name", required=False, key=True)}
     path = load("b.csv", content, task).source
-    keys = load_table(path, task, {}, True, Path(path).parent / "cache", group="who").keys
+    keys = load_table(path, task, {}, True, Path(path).parent / "cache", beside=Beside(group="who")).keys
     assert (keys.inputs[:, None] == keys.inputs).tolist() == [
         [True, True, False, True], [True, True, False, True], [False, False, True, False], [True, True, False, True]
     ]  # fmt: skip
@@ -361,7 +364,7 @@ def test_digests_follow_inputs_labels_and_groups(load):
     assert keys.groups[0] == keys.groups[2] != keys.groups[3]
     assert keys.groups[1] == 0
     with pytest.raises(DataError, match=r"data\.group_column: .* has no column 'whom' \(did you mean 'who'\?\)"):
-        load_table(path, task, {}, True, Path(path).parent / "cache", group="whom")
+        load_table(path, task, {}, True, Path(path).parent / "cache", beside=Beside(group="whom"))
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), "", " "])

@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pillow_heif
 import pytest
+from audio_files import compressed, tone
 from audio_files import encoded as recording
-from audio_files import tone
 from image_files import encoded, noise
 from PIL import Image
 
@@ -31,17 +30,6 @@ class Options:
 def written(folder: Path, name: str, content: bytes) -> dict[str, Any]:
     (folder / name).write_bytes(content)
     return reference(name, folder, 1)
-
-
-def compressed(samples: np.ndarray, form: str = "ipod", codec: str = "aac", rate: int = 16000) -> bytes:
-    """Returns samples `[frames, 1]`, by default as AAC in an .m4a file."""
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=form) as container:
-        stream = container.add_stream(codec, rate=rate, layout="mono", bit_rate=32_000)
-        frame = av.AudioFrame.from_ndarray(samples.T.astype(np.float32), format="fltp", layout="mono")
-        frame.sample_rate = rate
-        container.mux([*stream.encode(frame), *stream.encode(None)])
-    return buffer.getvalue()
 
 
 @pytest.fixture

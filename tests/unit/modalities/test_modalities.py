@@ -34,7 +34,7 @@ def test_a_modality_has_the_functions_of_its_protocol(name: str) -> None:
         last = [each for each in parameters if each in ("config", "options", "new", "random", "model")]
         assert [each for each in received if each in last] == last, (name, function)
     assert module.AUTO_PROCESSOR.startswith("Auto")
-    assert all(find_spec({"pillow": "PIL"}.get(library, library)) for library in module.LIBRARIES)
+    assert all(find_spec({"pillow": "PIL"}.get(library, library.replace("-", "_"))) for library in module.LIBRARIES)
 
 
 def test_what_has_another_form_has_another_name() -> None:

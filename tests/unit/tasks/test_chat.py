@@ -127,7 +127,7 @@ def test_prompts_to_be_answered_keep_their_end():
         (messages(("assistant", "Hello")), "the conversation has no message before its first answer"),
         (messages(("user", "Hello")), "the conversation has no answer: no message has the role 'assistant'"),
         (messages(("user", " "), ("assistant", "a")), "the content is missing: `content` of message 1 is empty"),
-        ([{"from": "human", "value": "Hello"}], "message 1 has 'from', 'value', expected `role` and `content`"),
+        ([{"speaker": "human", "text": "Hello"}], "message 1 has 'speaker', 'text', expected `role` and `content`"),
         ([{"role": "user", "content": "a", "tool_calls": [1]}], "message 1 has 'role', 'content', 'tool_calls'"),
         ([{"role": "user", "content": ["a"]}], r"`content` of message 1 holds \['a'\], not text"),
     ],

@@ -29,6 +29,7 @@ OPTIONS = {
     "label_smoothing_factor": 0.0,
     "focal_gamma": 0.0,
     "label_separator": ",",
+    "decimal": None,
     "label_map": {},
     "scale_targets": False,
 }
@@ -89,7 +90,7 @@ def test_focal_loss_has_a_slope_where_the_model_is_sure(losses, gamma):
         ("single_label_classification", ["a", "b"], torch.tensor([0, 1, IGNORE_INDEX, 1])),
         ("multi_label_classification", [["a"], ["b"]],
          torch.tensor([[0.0, 1.0], [1.0, math.nan], [math.nan, math.nan], [1.0, 0.0]])),
-        ("regression", ["-100,1", "2,3"],
+        ("regression", [[-100, 1], [2, 3]],
          torch.tensor([[-100.0, 1.0], [3.0, math.nan], [math.nan, math.nan], [0.5, -2.0]])),
     ],
 )  # fmt: skip
@@ -223,7 +224,7 @@ def test_what_cannot_be_learned_is_said():
     with pytest.raises(DataError, match="no training row has any label"):
         learned("multi_label_classification", [",", []])
     with pytest.raises(DataError, match="1 or 2 numbers"):
-        learned("regression", ["1", "1,2"])
+        learned("regression", ["1", [1, 2]])
     assert learned("regression", [1, 2]).state["labels"] == ["value"]
     assert learned("single_label_classification", ["10", "9", "x"]).state["labels"] == ["9", "10", "x"]
 
@@ -244,7 +245,7 @@ def test_what_is_not_known_is_not_scored():
     made = learned("multi_label_classification", [["a", "b"]])
     found = made.metrics(np.array([[0.9, 0.9], [0.1, 0.9]], np.float32), np.array([[1.0, math.nan], [0.0, 1.0]]))
     assert (found["f1_micro"], found["subset_accuracy"], found["precision/b"]) == (1.0, 1.0, 1.0)
-    numbers = learned("regression", ["1,2", "3,4"])
+    numbers = learned("regression", [[1, 2], [3, 4]])
     found = numbers.metrics(np.array([[1.0, 9.0], [2.0, 5.0], [3.0, 6.0]], np.float32),
                             np.array([[1.0, math.nan], [2.0, 4.0], [3.0, 6.0]]))  # fmt: skip
     assert found["mse"] == pytest.approx(1 / 5)
@@ -278,7 +279,7 @@ def test_odd_names_do_not_break_the_tables(tmp_path):
     ]
     assert [cell.shade for cell in matrix.rows[2][1:]] == [0.0, 0.5, 0.5]
     assert list(tmp_path.iterdir()) == []
-    (numbers,) = learned("regression", ["1,2", "3,4"]).report_sections(
+    (numbers,) = learned("regression", [[1, 2], [3, 4]]).report_sections(
         "test", np.ones((2, 2), np.float32), np.array([[1.0, 2.0], [3.0, math.nan]]), tmp_path
     )
     assert numbers.blocks[0].header == ["label", "r2", "pearson", "rows"]
@@ -307,8 +308,8 @@ def test_the_confusion_of_many_classes_is_a_picture_whatever_they_are_called(tmp
         ("multi_label_classification", [["a"], ["b"]], [0.75, 0.0], None, None),
         ("regression", [1, 2], [3.0], [1.0], (4.0,)),
         ("regression", [1, 2], [3.0], None, None),
-        ("regression", ["1,2", "3,4"], [3.0, 7.0], [1.0, math.nan], (4.0,)),
-        ("regression", ["1,2", "3,4"], [3.0, 7.0], [3.0, 7.0], None),
+        ("regression", [[1, 2], [3, 4]], [3.0, 7.0], [1.0, math.nan], (4.0,)),
+        ("regression", [[1, 2], [3, 4]], [3.0, 7.0], [3.0, 7.0], None),
     ],
 )
 def test_how_wrong_a_prediction_is(problem, labels, scores, label, error):

@@ -153,7 +153,9 @@ def test_the_null_answer_is_one_of_the_n_best() -> None:
     assert [(entry["text"], entry["start"]) for entry in answer["n_best"]] == [("one", 0), ("", -1), ("two", 4)]
     assert sum(entry["score"] for entry in answer["n_best"]) == pytest.approx(1.0)
     assert answer["prediction_text"] == ""
-    assert answer["score"] == answer["n_best"][1]["score"]
+    assert answer["score"] == answer["no_answer_score"] == answer["n_best"][1]["score"]
+    [answer] = answers([window], [CONTEXT], n_best=2, allow_null=True)
+    assert (answer["prediction_text"], answer["no_answer_score"]) == ("one", answer["n_best"][1]["score"])
 
 
 def test_an_example_without_spans_has_an_empty_answer() -> None:
@@ -161,7 +163,11 @@ def test_an_example_without_spans_has_an_empty_answer() -> None:
     empty = {"id": "q1", "prediction_text": ""}
     assert answers(windows, [CONTEXT, CONTEXT])[1] == empty | {"score": 0.0, "n_best": []}
     null = {"text": "", "score": 1.0, "start": -1}
-    assert answers(windows, [CONTEXT, CONTEXT], allow_null=True)[1] == empty | {"score": 1.0, "n_best": [null]}
+    assert answers(windows, [CONTEXT, CONTEXT], allow_null=True)[1] == empty | {
+        "score": 1.0,
+        "no_answer_score": 1.0,
+        "n_best": [null],
+    }
 
 
 def test_blanks_around_an_answer_are_left_out() -> None:

@@ -32,6 +32,8 @@ def sentencepiece():
 
 def test_tokens_are_lists_or_text_with_blanks():
     assert check_tokens(["Anna ", "Berg"], "tokens") == check_tokens("Anna  Berg", "tokens") == ["Anna", "Berg"]
+    assert check_tokens("['Anna', 'Berg']", "tokens") == check_tokens('["Anna", "Berg"]', "tokens") == ["Anna", "Berg"]
+    assert check_tokens("[ Anna ]", "tokens") == ["[", "Anna", "]"]
     for value in ([], "", 3, None):
         with pytest.raises(BadRow, match=r"column 'tokens' holds .*, expected a list of texts"):
             check_tokens(value, "tokens")

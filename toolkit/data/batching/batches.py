@@ -130,14 +130,15 @@ def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh, budget: 
     train = cfg.train
     return Order(
         num_rows=len(features),
-        batch_size=train.per_device_train_batch_size,
-        accumulation=train.gradient_accumulation_steps or 1,
+        batch_size=train.micro_batch,
+        accumulation=train.accumulation,
         data_size=mesh.data_size,
         seed=cfg.seed,
         strategy=train.train_sampling_strategy,
         lengths=np.asarray(features["length"][:]) if train.train_sampling_strategy == "group_by_length" else None,
         classes=np.asarray(features["class_id"][:]) if train.train_sampling_strategy == "balanced" else None,
         budget=budget,
+        rows=train.rows_per_step(mesh.data_size),
     )
 
 

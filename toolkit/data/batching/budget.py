@@ -141,19 +141,19 @@ def training_budget(
 def largest(train: TrainConfig, longest: int) -> int:
     """Returns the rows of the largest micro-batch, which has rows of `longest` tokens."""
     if train.max_tokens_per_batch is None:
-        return train.per_device_train_batch_size
+        return train.micro_batch
     return min(_own_rows(train), max(1, train.max_tokens_per_batch // max(1, longest)))
 
 
 def num_micro_batches(train: TrainConfig, rows: int) -> int:
     """Returns the micro-batches of `rows` rows in a data rank's part of a window."""
     if train.max_tokens_per_batch is None:
-        return train.gradient_accumulation_steps or 1
+        return train.accumulation
     return -(-_own_rows(train) // rows)
 
 
 def _own_rows(train: TrainConfig) -> int:
-    return train.per_device_train_batch_size * (train.gradient_accumulation_steps or 1)
+    return train.micro_batch * train.accumulation
 
 
 def over_budget(key: str, tokens: int | None, features: datasets.Dataset, modality: str) -> list[str]:

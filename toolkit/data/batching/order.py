@@ -40,11 +40,12 @@ class Order:
     classes: np.ndarray | None = field(default=None, repr=False)
     # cuts windows into micro-batches; None cuts them into `accumulation` of `batch_size` rows
     budget: Budget | None = None
+    rows: int | None = None  # rows of a full window; None makes every micro-batch of every rank full
 
     @property
     def window_size(self) -> int:
         """Rows of a full window, over all ranks."""
-        return self.batch_size * self.accumulation * self.data_size
+        return self.rows or self.batch_size * self.accumulation * self.data_size
 
     @property
     def windows_per_epoch(self) -> int:

@@ -73,10 +73,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """Where in an archive the content of a file is; as text, it stands for the file's path.
-
-    The fields are those of `Member`, but the offset is that of the content.
-    """
+    """Where the content of a file is in an archive; a `Member` with another offset. As text, it is the path."""
 
     archive: str
     offset: int
@@ -149,11 +146,7 @@ def reopen(archive: Path) -> None:
 
 
 def members(archive: Path) -> Mapping[str, Member]:
-    """Returns the files of an archive by name, sorted; raises DataError if it cannot be read to its end.
-
-    If all files are in one folder, with folders of classes inside, as `tar cf train.tar train` makes it, the names
-    omit that folder. Skipped files do not count.
-    """
+    """Returns the files of an archive by name, sorted, without a folder around folders of classes."""
     return _members(archive.absolute())
 
 

@@ -27,6 +27,8 @@ USUAL = {".csv": ",", ".tsv": "\t"}
 DELIMITERS = (",", ";", "\t", "|")
 """Delimiters that are recognised."""
 _SNIFFED_LINES = 100
+_SEPARATOR = re.compile(r"\ufeff?\"?[sS][eE][pP]=(.)\"?\s*")
+"""A first line with which Excel is told the delimiter."""
 _DOUBLED = re.compile('[^\t]""|""[^\t\r\n]')
 """A doubled quote that is not an empty field: in a tab-separated file, a sign that its fields are quoted."""
 
@@ -48,6 +50,8 @@ def _delimiter(file: Path, reading: Reading) -> str:
     with open_text(file, str(reading.encoding), newline="") as opened:
         lines = list(islice(opened, _SNIFFED_LINES))
     usual = USUAL[file.suffix.lower()]
+    if lines and (said := _SEPARATOR.fullmatch(lines[0])):
+        return said[1]
     fits = {delimiter: _fit(lines, delimiter, reading.quoting) for delimiter in DELIMITERS}
     likely = [delimiter for delimiter in DELIMITERS if fits[delimiter] >= 0.5]
     return max(likely, key=lambda delimiter: (fits[delimiter], delimiter == usual), default=usual)
@@ -76,6 +80,8 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
     with open_text(file, str(reading.encoding), newline="") as opened:
         records = _records(opened, str(reading.delimiter), reading.quoting)
         line, header = next(records, (0, []))
+        if not isinstance(header, str) and _SEPARATOR.fullmatch(str(reading.delimiter).join(header)):
+            line, header = next(records, (0, []))
         problem = header if isinstance(header, str) else not_text(header)
         if problem:
             hint = " Set data.encoding to the file's encoding." if "UTF-8" in problem else ""

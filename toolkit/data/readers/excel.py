@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zlib
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import date, datetime, time
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 from toolkit.base.errors import DataError
 from toolkit.config.messages import did_you_mean
@@ -19,18 +21,22 @@ if TYPE_CHECKING:
     from openpyxl import Workbook
 
 _ERRORS = ("#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#N/A")
+_NO_VALUE = "\0"
+"""Stands for the value of a formula that was never computed."""
 
 
 def read(file: Path, reading: Reading) -> Iterator[RawRow]:
     """Streams the rows of a sheet, numbered as in Excel; rows without any value are skipped.
 
-    Numbers become their shortest text, dates ISO 8601; formulas are their last computed values, and errors count as
-    empty.
+    Numbers become their shortest text, dates ISO 8601; formulas are their last computed values, without which a row
+    cannot be used, and errors count as empty.
     """
-    with _opened(file) as book:
-        sheet = book[_sheet(file, book, reading)]
-        sheet.reset_dimensions()  # some programs write wrong ones, and rows would be lost
-        table = enumerate((_texts(row) for row in sheet.iter_rows(values_only=True)), start=1)
+    with (
+        _opened(file) as book,
+        _opened(file, formulas=True) if _has_formulas(file) else nullcontext() as written,
+        closing(_cells(book, written, _sheet(file, book, reading))) as cells,
+    ):
+        table = enumerate(map(_texts, cells), start=1)
         filled: Iterator[tuple[int, list[str | None]]] = ((number, row) for number, row in table if row)
         line, header = next(filled, (0, []))
         if not reading.header:
@@ -40,8 +46,10 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
         check_names(file, names)
         for number, row in filled:
             values = dict(zip(names, row + [None] * (len(names) - len(row)), strict=False))
-            wide = len(row) > len(names)
-            yield RawRow(number, values, f"{len(row)} cells where the first row has {len(names)}" if wide else None)
+            reason = f"{len(row)} cells where the first row has {len(names)}" if len(row) > len(names) else None
+            if _NO_VALUE in row:
+                reason = "a formula has no value; open the file in the program that made it, and save it again"
+            yield RawRow(number, values, reason)
 
 
 def note(file: Path, reading: Reading) -> str | None:
@@ -54,8 +62,31 @@ def note(file: Path, reading: Reading) -> str | None:
     return f"read the first sheet, {sheet!r}; for another one, add its name, as in '{file.name}#{others[0]}'"
 
 
+def _cells(book: Workbook, written: Workbook | None, name: str) -> Generator[Sequence[Any], None, None]:
+    """Yields the rows of a sheet; `written` is the workbook with its formulas, if it has any."""
+    sheets = [each[name] for each in (book, written) if each is not None]
+    for sheet in sheets:
+        sheet.reset_dimensions()  # some programs write wrong ones, and rows would be lost
+    for row, *formulas in zip(*(sheet.iter_rows(values_only=True) for sheet in sheets), strict=True):
+        yield [
+            _NO_VALUE if value is None and formula is not None else value
+            for value, formula in zip(row, formulas[0] if formulas else row, strict=True)
+        ]
+
+
+_DAMAGED = (BadZipFile, LookupError, ValueError, OSError, EOFError, RuntimeError, SyntaxError, zlib.error)
+"""What openpyxl and zipfile raise for files that are damaged; an XML error is a SyntaxError."""
+
+
+def _has_formulas(file: Path) -> bool:
+    with suppress(*_DAMAGED), ZipFile(file) as parts:
+        sheets = (name for name in parts.namelist() if name.startswith("xl/worksheets/sheet"))
+        return any(re.search(rb"<f[ />]", parts.read(name)) for name in sheets)
+    return False
+
+
 @contextmanager
-def _opened(file: Path) -> Iterator[Workbook]:
+def _opened(file: Path, formulas: bool = False) -> Iterator[Workbook]:
     try:
         from openpyxl import load_workbook
     except ImportError as error:
@@ -65,14 +96,11 @@ def _opened(file: Path) -> Iterator[Workbook]:
         ) from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about styles and extensions, which are not read
-        try:
-            book = load_workbook(file, read_only=True, data_only=True)
-        except (BadZipFile, KeyError, ValueError, OSError) as error:
-            raise DataError(f"{file} is not an .xlsx workbook, or it has a password: {error}") from error
-        try:
-            yield book
-        finally:
-            book.close()
+        try:  # rows are read and parsed as they are asked for
+            with closing(load_workbook(file, read_only=True, data_only=not formulas)) as book:
+                yield book
+        except _DAMAGED as error:
+            raise DataError(f"{file} is not a whole .xlsx workbook, or it has a password: {error}") from error
 
 
 def _sheet(file: Path, book: Workbook, reading: Reading) -> str:
@@ -85,7 +113,7 @@ def _sheet(file: Path, book: Workbook, reading: Reading) -> str:
     return reading.sheet or names[0]
 
 
-def _texts(row: tuple[Any, ...]) -> list[str | None]:
+def _texts(row: Sequence[Any]) -> list[str | None]:
     """Returns the texts of a row's cells up to the last one that is not empty."""
     texts = [_text(value) for value in row]
     while texts and texts[-1] is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
@@ -61,7 +61,7 @@ def check_names(file: Path, names: list[str]) -> None:
         raise DataError(f"{file}: more than one column is named {', '.join(map(repr, twice))}.")
 
 
-def checked(rows: Iterable[RawRow], where: str, unescape_html: bool = False) -> Iterator[RawRow]:
+def checked(rows: Iterable[RawRow], where: str, reading: Reading) -> Iterator[RawRow]:
     """Yields rows, and adds the reason to those that are not UTF-8 text; raises DataError if there are none."""
     number = 0
     for number, values, reason in rows:
@@ -70,18 +70,35 @@ def checked(rows: Iterable[RawRow], where: str, unescape_html: bool = False) -> 
                 break
             problem = not_text(value)
             reason = problem and f"column {column!r} is {problem}"
-        yield RawRow(number, _unescaped(values) if unescape_html else values, reason)
+        clean = stripped if reading.strip_html else unescape if reading.unescape_html else None
+        yield RawRow(number, _cleaned(values, clean) if clean else values, reason)
     if not number:
         raise DataError(f"{where} has no rows.")
 
 
-def _unescaped(value: Any) -> Any:
-    """Returns a value in whose strings, at any depth, HTML entities are decoded."""
+def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
+    """Returns a value whose strings, at any depth, are cleaned."""
     if isinstance(value, str):
-        return unescape(value)
+        return clean(value)
     if isinstance(value, dict):
-        return {name: _unescaped(inner) for name, inner in value.items()}
-    return [_unescaped(inner) for inner in value] if isinstance(value, list) else value
+        return {name: _cleaned(inner, clean) for name, inner in value.items()}
+    return [_cleaned(inner, clean) for inner in value] if isinstance(value, list) else value
+
+
+TAG = (
+    r"(?i)</?(?:a|abbr|article|aside|b|blockquote|body|br|button|center|cite|code|col|dd|div|dl|dt|em|figcaption|figure|"
+    r"font|footer|form|h[1-6]|head|header|hr|html|i|iframe|img|input|label|li|link|main|meta|nav|ol|option|p|path|pre|q|"
+    r"s|section|select|small|source|span|strong|style|sub|sup|svg|table|tbody|td|textarea|tfoot|th|thead|title|tr|u|ul|"
+    r"video)(?:\s[^<>]*)?/?>"
+)
+"""Elements of HTML only: texts hold other words in angle brackets, for instance `<unk>`."""
+_UNSEEN = re.compile(r"(?is)<(script|style)\b[^>]*>.*?</\1\s*>|<!--.*?-->|<!doctype[^>]*>")
+
+
+def stripped(text: str) -> str:
+    """Returns a text without HTML tags, scripts and comments, with its entities decoded and its blanks merged."""
+    found = unescape(re.sub(TAG, " ", _UNSEEN.sub(" ", text)))
+    return text if found == text else " ".join(found.split())
 
 
 def preview(values: Mapping[str, Any] | None) -> str:
@@ -110,6 +127,7 @@ class Reading:
     # `minimal` if fields of .csv and .tsv files may be quoted, `none` if quotes are part of the text
     quoting: Literal["minimal", "none"] | None = None
     unescape_html: bool = False  # whether HTML entities such as `&amp;` are decoded
+    strip_html: bool = False  # whether HTML tags are removed, too
     # sheet of an Excel file, or group of an HDF5 file, from the file's name; None means the first sheet, and the
     # datasets outside groups
     sheet: str | None = None
@@ -120,9 +138,8 @@ class Reading:
     def of(cls, data: DataConfig) -> Reading:
         """Returns the reading that the YAML's `data` section asks for."""
         delimiter = "\t" if data.delimiter in TAB else data.delimiter
-        return cls(
-            delimiter, data.encoding, data.header, data.quoting, data.unescape_html, fingerprint=data.fingerprint
-        )
+        html = (data.unescape_html, data.strip_html)
+        return cls(delimiter, data.encoding, data.header, data.quoting, *html, fingerprint=data.fingerprint)
 
 
 RECOGNISED = Reading()

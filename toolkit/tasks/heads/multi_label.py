@@ -12,6 +12,7 @@ import numpy as np
 
 from toolkit.api.batch import BadRow, Record
 from toolkit.base.errors import DataError
+from toolkit.data.values import printed_list, vector
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_quality, multi_label_scores
 from toolkit.metrics.score import Quality
 from toolkit.tasks.heads.head import Head
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 THRESHOLD = 0.5
 _ORDER = (0.0, None, 1.0)
+_NUMBERS = frozenset({"0", "1"})
 _VALUES: dict[Any, float | None] = {True: 1.0, False: 0.0, None: None}
 """Also matches 1 and 0, which equal True and False."""
 
@@ -32,8 +34,9 @@ _VALUES: dict[Any, float | None] = {True: 1.0, False: 0.0, None: None}
 class MultiLabel(Head):
     """Multi-label classification; see `toolkit.tasks.heads.Head`.
 
-    A label is a list of names, text with names between `task.label_separator`, or a mapping of names to true, false
-    or null (unknown). Missing names are false. Labels are stored as a list of names and values.
+    A label is a list of names (also printed as text), text with names between `task.label_separator`, a mapping of
+    names to true, false or null (unknown), or a vector of 0 and 1 in the order of `task.labels`. Missing names are
+    false. Labels are stored as a list of names and values.
     """
 
     problem_type = "multi_label_classification"
@@ -49,7 +52,12 @@ class MultiLabel(Head):
 
     def check(self, value: Any) -> list[dict[str, Any]]:
         if isinstance(value, str):
-            value = [part.strip() for part in value.split(self.options.label_separator) if part.strip()]
+            listed = printed_list(value)
+            parts = (part.strip() for part in value.split(self.options.label_separator))
+            value = [part for part in parts if part] if listed is None else listed
+        own = self.options.labels or ()
+        if isinstance(value, list) and len(value) == len(own) and _NUMBERS.isdisjoint(own) and (found := vector(value)):
+            value = dict(zip(own, found, strict=True))
         if isinstance(value, list):
             if None in value:  # as text it would be a label of the name None
                 raise BadRow(f"label {value!r} has null among its names; leave it out, or write the name")
@@ -73,6 +81,8 @@ class MultiLabel(Head):
         self.state["labels"] = self.state["labels"] or found
         if not self.state["labels"]:
             raise DataError("data: no training row has any label.")
+        if not self.options.labels and _NUMBERS.issuperset(found):
+            raise DataError("data: the labels are vectors of 0 and 1; name their places, in order, in task.labels.")
 
     def counts(self, labels: Sequence[list[dict[str, Any]]]) -> dict[str, int]:
         counts = Counter(part["name"] for label in labels for part in label if part["value"])

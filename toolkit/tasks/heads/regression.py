@@ -15,6 +15,7 @@ import numpy as np
 
 from toolkit.api.batch import BadRow, Record
 from toolkit.base.errors import DataError
+from toolkit.data.values import parse_number, printed_list
 from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_quality, regression_scores
 from toolkit.metrics.score import Quality, Score
 from toolkit.tasks.heads.head import Head
@@ -32,8 +33,8 @@ ONLY_TARGET = "value"
 class Regression(Head):
     """Regression with squared error; see `toolkit.tasks.heads.Head`.
 
-    A label is a number, a list of numbers, or text with numbers between `task.label_separator`; null or an empty entry
-    of a list is an unknown target.
+    A label is a number, a list of numbers (also printed as text) or, with several `task.labels`, text with numbers
+    between `task.label_separator`; null or an empty entry of a list is an unknown target.
     """
 
     problem_type = "regression"
@@ -56,8 +57,12 @@ class Regression(Head):
         return List(Value("float64"))
 
     def check(self, value: Any) -> list[float]:
-        parts = value.split(self.options.label_separator) if isinstance(value, str) else value
-        numbers = [_number(part) for part in (parts if isinstance(parts, list) else [parts])]
+        several = len(self.options.labels or ()) > 1
+        if isinstance(value, str):
+            listed = printed_list(value)
+            value = value.split(self.options.label_separator) if listed is None and several else listed or value
+        parts = value if isinstance(value, list) else [value]
+        numbers = [parse_number(part, self.options.decimal) for part in parts]
         if all(math.isnan(number) for number in numbers):
             raise BadRow(f"label {value!r} has no number")
         names = self.state["labels"]
@@ -81,7 +86,7 @@ class Regression(Head):
             config.target_scales = self.state["scales"]  # for those who use the model without the toolkit
 
     def target(self, label: list[float] | None) -> list[float]:
-        return [math.nan] * len(self.state["labels"]) if label is None else [_number(part) for part in label]
+        return [math.nan] * len(self.state["labels"]) if label is None else [parse_number(part) for part in label]
 
     def loss_sum(self, logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> Tensor:
         import torch
@@ -146,19 +151,6 @@ def _scales(numbers: np.ndarray, names: Sequence[str]) -> dict[str, list[float]]
     return {
         name: [float(mean), float(deviation)] for name, mean, deviation in zip(names, means, deviations, strict=True)
     }
-
-
-def _number(value: Any) -> float:
-    """Returns a number, NaN for a missing value; another value is a BadRow."""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return math.nan
-    try:
-        number = float("text" if isinstance(value, bool) else value)
-    except (TypeError, ValueError):
-        raise BadRow(f"label {value!r} is not a number") from None
-    if math.isinf(number):
-        raise BadRow(f"label {value!r} is not finite")
-    return number
 
 
 def _shown(value: Any) -> str:

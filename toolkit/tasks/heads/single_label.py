@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.batch import IGNORE_INDEX, Record
+from toolkit.api.batch import IGNORE_INDEX, BadRow, Record
 from toolkit.base.errors import DataError
+from toolkit.data.values import printed_list
 from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_quality, classification_scores
 from toolkit.metrics.score import Quality
 from toolkit.tasks.heads.head import Head
@@ -44,6 +45,8 @@ class SingleLabel(Head):
         return Value("string")
 
     def check(self, value: Any) -> str:
+        if isinstance(value, str) and printed_list(value) is not None and value.strip() not in self.names:
+            raise BadRow(f"label {value!r} is a printed list; set task.problem_type=multi_label_classification")
         return known_label(value, self.names, self.state["labels"])
 
     def learn(self, labels: Sequence[str]) -> None:
