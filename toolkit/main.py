@@ -13,17 +13,24 @@ import gc
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from toolkit.api.task import Task
 from toolkit.base.cli_errors import guarded, resumable
+from toolkit.base.console import counted, say
 from toolkit.base.package import is_shipped
 from toolkit.base.processes import has_own_command
+from toolkit.base.run_folder import RunFolder
 from toolkit.checks.check import Told
 from toolkit.config.keys import written
+from toolkit.config.sections import Config
 from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file
+
+if TYPE_CHECKING:
+    from toolkit.api.run import FitResult
 
 
 def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
@@ -79,9 +86,33 @@ def run_recipe(
     """
     cfg = load_settings(task_type, config, overrides, starts_run=True, told=Told()).config
     with resumable(command):
-        from toolkit.run import run
+        _run(cfg, task_type, recipe, ends_process=True)
 
-        run(cfg, task_type(cfg), recipe, ends_process=True)
+
+def _run(cfg: Config, task_type: type[Task], recipe: Path, ends_process: bool = False) -> FitResult:
+    """Trains, and again on all rows with `train.refit`; returns the result of the first training."""
+    from toolkit.run import run
+
+    result = run(cfg, task_type(cfg), recipe, ends_process=ends_process and not cfg.train.refit)
+    if cfg.train.refit:
+        again = refit_settings(cfg, result)
+        say(f"train.refit: {counted(again.train.max_steps, 'step')} on all rows, in {again.output_dir}", True)
+        run(again, task_type(again), recipe, ends_process=ends_process)
+    return result
+
+
+def refit_settings(cfg: Config, result: FitResult) -> Config:
+    """Returns the settings of the training on all rows that follows a run with `train.refit`."""
+    chosen = cfg.checkpoint.load_best_model_at_end or cfg.train.early_stopping_patience is not None
+    steps = result.best_step if chosen and result.best_step else result.steps
+    return replace(
+        cfg,
+        output_dir=str(RunFolder(Path(cfg.output_dir)).refit),
+        data=replace(cfg.data, join_validation=True),
+        train=replace(cfg.train, refit=False, max_steps=steps, early_stopping_patience=None, target_metric={}),
+        eval=replace(cfg.eval, eval_steps=None, eval_on_start=False),
+        checkpoint=replace(cfg.checkpoint, load_best_model_at_end=False),
+    )
 
 
 @dataclass(frozen=True)
@@ -89,7 +120,8 @@ class TrainResult:
     """What `train` returns; the same on every process.
 
     Args:
-        output_dir: the run's folder, with the model, its predictions and the report.
+        output_dir: the run's folder, with the model, its predictions and the report; with `train.refit`, the model of
+            all rows is in its folder `refit`.
         metrics: all numbers in the run's `run.json`: `eval_*` and `test_*` of the final model, `train_loss`, times in
             seconds, memory in bytes.
         steps: number of optimizer steps, including those before a resume.
@@ -102,6 +134,17 @@ class TrainResult:
     steps: int
     best: float | None
     best_step: int | None
+
+    def _repr_html_(self) -> str:
+        """Returns a small table for notebooks: the scores over all classes, and where the rest is."""
+        from toolkit.base.console import format_value
+
+        starts, ends = ("eval_", "test_", "ensemble_", "train_loss"), ("_low", "_high", "_baseline")
+        chosen = [name for name in self.metrics if name.startswith(starts) and not name.endswith(ends)]
+        rows = {name: format_value(self.metrics[name]) for name in chosen if "/" not in name}
+        rows |= {"steps": f"{self.steps:,}", "best step": str(self.best_step), "folder": str(self.output_dir)}
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(rows[name])}</td></tr>" for name in rows)
+        return f"<table>{cells}</table>"
 
 
 def train(
@@ -141,11 +184,10 @@ def train(
     cfg = load_settings(task_type, config, settings, starts_run=True).config
 
     from toolkit.distributed.launch import random_state_kept
-    from toolkit.run import run
     from toolkit.system.limits import give_back_freed
 
     with random_state_kept():
-        result = run(cfg, task_type(cfg), file)
+        result = _run(cfg, task_type, file)
     gc.collect()
     give_back_freed()  # the model is free only now
     numbers = {name: float(value) for name, value in result.figures.items() if value is not None}

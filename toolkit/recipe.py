@@ -97,11 +97,7 @@ def _is_path(config: str | Path) -> bool:
 
 
 def _named(name: str, folder: Path, option: str, what: str, where: str) -> Path:
-    """Returns the YAML with a name in a folder.
-
-    Raises:
-        InputError: if there is none; lists those in the folder `where`.
-    """
+    """Returns the YAML with a name in a folder; raises InputError with those that are in the folder `where`."""
     if (file := folder / f"{name}.yaml").is_file():
         return shortest(file)
     names = sorted(each.stem for each in folder.glob("*.yaml"))
@@ -124,6 +120,9 @@ def load_task_type(recipe: str | Path) -> type[Task]:
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: not a Python file; recipes are files such as recipes/qa.py")
     module = importlib.util.module_from_spec(spec)
+    for folder in () if sys.flags.safe_path else (file.resolve().parent, Path.cwd()):
+        if str(folder) not in sys.path:  # as Python itself would do for a script; here others may have started it
+            sys.path.append(str(folder))
     sys.modules[name] = module  # dataclasses and data loader workers look their module up by name
     try:
         spec.loader.exec_module(module)

@@ -89,19 +89,11 @@ def trained_run(
 ) -> Iterator[tuple[Run, FitResult]]:
     """Prepares and trains a run, again after a damaged checkpoint or a rollback, and keeps it open.
 
-    Args:
-        cfg: resolved configuration.
-        task: the recipe's task.
-        recipe: the recipe's file.
-        work: trains a prepared run.
-        change: returns the run to train in place of the prepared one.
-        float64: whether to compute in float64.
+    `work` trains a prepared run, and `change` returns the run to train in its place; other arguments and errors as for
+    `run`.
 
     Yields:
         The run and its result.
-
-    Raises:
-        ToolkitError: if the run cannot start, fails or is stopped.
     """
     attempt, is_trained = FIRST_ATTEMPT, False
     while True:
@@ -130,17 +122,7 @@ def _attempted(
 def next_attempt(
     attempt: Attempt, error: DamagedCheckpoint | GoBack | NonFiniteParameters, train: TrainConfig
 ) -> Attempt:
-    """Returns what the next attempt at a run knows.
-
-    Args:
-        attempt: the attempt that failed.
-        error: why it failed.
-        train: the settings.
-
-    Raises:
-        DamagedCheckpoint: the error, if the checkpoint was found damaged before.
-        NonFiniteParameters: the error, if the run may not go back to a checkpoint.
-    """
+    """Returns what the next attempt at a run knows, or raises the error if there is none."""
     if isinstance(error, DamagedCheckpoint):  # found while loading: start over with the checkpoint before it
         path = error.checkpoint.path
         if path in attempt.damaged:
@@ -158,19 +140,7 @@ def next_attempt(
 
 
 def fit_and_report(run: Run, observers: Sequence[Callback], ends_process: bool) -> FitResult:
-    """Trains a prepared run and writes its results on the main process.
-
-    Args:
-        run: the prepared run.
-        observers: as for `run`.
-        ends_process: as for `run`.
-
-    Returns:
-        The result; its figures are the same on every process.
-
-    Raises:
-        ToolkitError: if the run fails or is stopped.
-    """
+    """Trains a prepared run and writes its results on the main process; arguments, result and errors as for `run`."""
     advice = "Finish it with checkpoint.resume=auto." if run.cfg.checkpoint.save_steps is not None else ""
     with DeferredStop(advice) as stop, closing(run.trackers):
         result = fit(run, observers)
@@ -192,25 +162,17 @@ def prepared_run(
 ) -> Iterator[Run]:
     """Claims the output folder, reads the inputs and builds the model, in a process state of its own.
 
-    Args:
-        cfg: resolved configuration.
-        task: the recipe's task.
-        recipe: the recipe's file.
-        attempt: what earlier attempts found out.
-        float64: whether to compute in float64.
+    `attempt` is what earlier attempts found out; other arguments and errors as for `run`.
 
     Yields:
         The run; its output folder is locked until the block ends.
-
-    Raises:
-        ToolkitError: if the run cannot start.
     """
     die_with_launcher()
     with own_process_state(), quiet_libraries():
         check_run(cfg, task)
         accelerator = build_accelerator(cfg)
         mesh = Mesh.of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
-        warn_of_machine(cfg, accelerator.device)
+        warn_of_machine(cfg, mesh, accelerator.device)
         system = SystemWatch(cfg.tracking.system_interval, accelerator.process_index, accelerator.device)
         watched = heartbeat(accelerator, cfg.train.heartbeat_timeout, Path(cfg.output_dir))
         with watched, claim(cfg, accelerator, attempt.damaged, again=attempt.rollbacks > 0) as claimed, system:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from launching import kill_tree, run
 from random_runs import ALL, FURTHER, RANDOM
-from runs import assert_same_weights, lines, predictions, train, weights
+from runs import SGD, assert_same_weights, lines, predictions, train, weights
 from safetensors.torch import load_file
 from stopping import DROPOUT, LONG, StoppedError, command, start, stopper, wait_for_step
 
@@ -67,6 +67,30 @@ def test_the_files_of_a_resumed_run_are_the_same(tmp_path, stop_before):
     for file in ("optimizer.safetensors", "model.safetensors"):
         whole, parts = (tmp_path / run / "checkpoints" / "step-8" / file for run in ("whole", "parts"))
         assert whole.read_bytes() == parts.read_bytes(), file
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "rates"),
+    [
+        (("train.max_steps=4",), ("train.max_steps=8",), ("8 steps instead of 4", "0.00025 in step 4, 0.0005 from")),
+        (("train.num_train_epochs=1", "train.max_steps=-1"), ("train.num_train_epochs=2", "engine=trainer"),
+         ("steps instead of", "0.0005 from step")),
+        (("train.max_steps=4", "train.lr_scheduler_type=constant"), ("train.max_steps=8",), ()),
+        (("train.max_steps=4",), ("tracking.logging_steps=2",), ()),
+    ],
+)  # fmt: skip
+def test_a_resume_with_another_length_says_how_the_rate_jumps(tmp_path, capsys, first, then, rates):
+    settings = ("train.learning_rate=1e-3", "train.warmup_steps=0", "train.lr_scheduler_type=linear",
+                "tracking.logging_steps=1", *first)  # fmt: skip
+    ended = train("reviews", tmp_path / "run", *SGD, *settings).steps
+    capsys.readouterr()
+    train("reviews", tmp_path / "run", *SGD, *settings, *then, "checkpoint.resume=auto")
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("its learning rate follows" in said) is bool(rates)
+    assert all(part in said for part in rates), said
+    if rates:
+        used = [line["learning_rate"] for line in lines(tmp_path / "run", "learning_rate")]
+        assert f"{used[ended - 1]:.3g} in step {ended}, {used[ended]:.3g} from step {ended + 1} on" in said
 
 
 def test_the_resume_test_has_power(tmp_path, stop_before, monkeypatch):
@@ -148,8 +172,8 @@ def test_changed_settings_are_rejected_by_name_and_free_ones_are_not(tmp_path):
                "model.config_overrides.hidden_dropout_prob=0.2", "data.max_train_samples=36")  # fmt: skip
     with pytest.raises(CheckpointError) as refused:
         train("reviews", tmp_path / "run", *few, *changes, "checkpoint.resume=auto")
-    for change in changes:
-        assert change.split("=")[0] in str(refused.value)
+    for key in ("seed", "train.global_batch_size", *(change.split("=")[0] for change in changes[3:])):
+        assert key in str(refused.value)
     result = train("reviews", tmp_path / "run", *few, "train.max_steps=6", "tracking.logging_steps=2",
                    "checkpoint.resume=auto")  # fmt: skip
     assert result.steps == 6

@@ -148,7 +148,7 @@ def test_a_resume_may_change_the_budget(tmp_path, monkeypatch, caplog):
     assert f"rows per data rank, cut by {BUDGET} 150; this run uses" in caplog.text
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
     rows = ("train.per_device_train_batch_size=6", f"{BUDGET}=150", "checkpoint.resume=auto")
-    with pytest.raises(CheckpointError, match="12 x 1 x 1 = 12 rows"):
+    with pytest.raises(CheckpointError, match="12 rows per step, now 6"):
         train("reviews", tmp_path / "parts", *settings, *rows, double=True)
 
 

@@ -49,12 +49,7 @@ def look_up(table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Places:
-    """Positions at which logits are needed.
-
-    Args:
-        shape: shape of the labels, `[B, T]`.
-        positions: positions `[n]` in the flattened labels.
-    """
+    """Positions `[n]` at which logits are needed, in the flattened labels of a shape `[B, T]`."""
 
     shape: torch.Size
     positions: Tensor
@@ -155,6 +150,29 @@ class Kept(Protocol):
 
 
 @dataclass(frozen=True)
+class Omission:
+    """Something of the data that a run cuts, skips, merges or ignores.
+
+    Args:
+        what: the things and what happens to them, for instance "texts truncated to task.max_length=128".
+        count: the number of them.
+        total: the number of all such things, omitted or not.
+        details: names, examples or reasons; may be empty.
+        where: the set of rows or the file; the toolkit adds it.
+    """
+
+    what: str
+    count: int
+    total: int
+    details: str = ""
+    where: str = ""
+
+    def __str__(self) -> str:
+        counted = f"{self.where}: {self.count:,} of {self.total:,} {self.what} ({self.count / self.total:.1%})"
+        return f"{counted}: {self.details}" if self.details else counted
+
+
+@dataclass(frozen=True)
 class EvalData:
     """An evaluation set.
 
@@ -183,7 +201,9 @@ class Prepared:
         fingerprints: sha256 of each source file (or hub id and revision) by split.
         bad_rows: number of skipped rows by split.
         notes: notes for the user about the rows, as sentences.
+        omissions: everything of the data that the run does not use, or not as it is.
         kept: keeps what the training rows' files contain, or None.
+        rows: the checked training rows, not tokenised.
     """
 
     train: datasets.Dataset
@@ -191,4 +211,6 @@ class Prepared:
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     bad_rows: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    omissions: Sequence[Omission] = ()
     kept: Kept | None = None
+    rows: datasets.Dataset | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from toolkit.api.batch import Processor
+from toolkit.api.batch import Omission, Processor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,6 +79,9 @@ class InputModality(Modality, Protocol):
         Raises:
             BadRow: with the reason, if the value cannot be used.
         """
+
+    def omissions(self, values: Sequence[Any], options: Any) -> list[Omission]:
+        """Returns what of checked values the model does not get, or not as it is; counts may be 0."""
 
     def preprocess(self, values: Sequence[Any], processor: Processor, options: Any) -> dict[str, list[Any]]:
         """Converts checked values to columns of feature rows, one row per value; `length` is one of the columns."""

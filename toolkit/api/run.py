@@ -15,7 +15,7 @@ from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import Config
-from toolkit.metrics.score import Quality, Score
+from toolkit.metrics.score import Quality, Score, short_name
 from toolkit.system.watch import SystemWatch
 
 if TYPE_CHECKING:
@@ -150,7 +150,12 @@ def best_metric(cfg: Config, task: Task) -> Score:
     Raises:
         ConfigError: if the task has no metric of the configured name.
     """
-    return metric_named(cfg.eval.metric_for_best_model or task.best_metric, task, "eval.metric_for_best_model")
+    name = cfg.eval.metric_for_best_model or task.best_metric
+    own = [short_name(each) for each in cfg.eval.metrics]
+    bare = name.removeprefix("eval_")
+    if bare in own or any(bare.startswith(f"{each}_") for each in own):
+        return Score(f"eval_{bare}", greater_is_better=cfg.eval.greater_is_better)
+    return metric_named(name, task, "eval.metric_for_best_model")
 
 
 def metric_named(name: str, task: Task, setting: str) -> Score:

@@ -18,6 +18,7 @@ from toolkit.api.batch import (
     Description,
     EvalData,
     ModelOutput,
+    Omission,
     Predictions,
     Processor,
     Record,
@@ -65,20 +66,23 @@ class Task(ABC):
     state: dict[str, Any]
     """JSON-serializable, for instance a label map; saved with the run and its checkpoints. Strings in it are shown in
     the report."""
+    decoding: ClassVar[Sequence[str]] = ()
+    """Names of the options that only concern answers; a finished run may be used with others."""
     answer_columns: Sequence[str] = ("prediction",)
     """Columns that `toolkit predict` adds to every row. The first is `prediction`; `score` is its probability (0 to 1);
     `scores` and `n_best` are all that the model considered, and are not in tables unless asked for."""
     error_name: str = ""
     """Name of the first number of `error`."""
+    reference: ClassVar[str] = ""
+    """Key of a record's reference, beside `prediction`, for `eval.metrics`; empty if records have no answers."""
 
     def __init__(self, cfg: Config) -> None:
         self.options, self.state = cfg.task, {}
 
     def __init_subclass__(cls) -> None:
-        """Rejects public names that resemble a member's name but are not one.
+        """Rejects public names that resemble a member's name but are not one, with a TypeError.
 
-        Raises:
-            TypeError: naming the member.
+        A class with inputs of its own does not inherit the scripts of exports, which do not know them.
         """
         import difflib
 
@@ -88,6 +92,9 @@ class Task(ABC):
                 continue
             if close := difflib.get_close_matches(name, MEMBERS, n=1, cutoff=CLOSE):
                 raise TypeError(f"{cls.__name__}.{name} is no member of a task; did you mean {close[0]}?")
+        if not {"forward", "preprocess", "collate"}.isdisjoint(vars(cls)):
+            for name in {"script", "graph_script"}.difference(vars(cls)):
+                setattr(cls, name, getattr(Task, name))
 
     def has(self, name: str) -> bool:
         """Whether the recipe overrides a member."""
@@ -209,6 +216,13 @@ class Task(ABC):
         """Returns notes for the user about checked rows and their feature rows, as sentences without the set's name."""
         return []
 
+    def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
+        """Returns what of checked rows is not in their feature rows, or not as it is; counts may be 0.
+
+        The toolkit counts truncated inputs and tokens that the tokenizer does not know by itself.
+        """
+        return []
+
     def class_column(self) -> str | None:
         """Returns the column of each row's class, or None. Splits keep its distribution; sampling can balance it."""
         return None
@@ -242,6 +256,10 @@ class Task(ABC):
         """
         return {}
 
+    def processor_problems(self, processor: Processor) -> list[str]:
+        """Returns why the model's or the new processor cannot be used, as full messages; asked before training."""
+        return []
+
     def regroup(self, features: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Builds the final feature rows from all rows of `preprocess`, in order; must depend on these rows alone.
 
@@ -249,6 +267,10 @@ class Task(ABC):
         `example` (the index of the example, or of the first of several) and `length`. Not called unless overridden.
         """
         return iter(features)
+
+    def lost(self, rows: datasets.Dataset, features: datasets.Dataset) -> tuple[Sequence[int], str]:
+        """Returns the places of the rows that `regroup` has dropped, which count as bad rows, and the reason."""
+        return (), ""
 
     @property
     def mixes(self) -> bool:

@@ -112,10 +112,7 @@ def load_tensors(checkpoint: Checkpoint, name: str, mesh: Mesh = ONE_PROCESS) ->
 
 
 def _own_names(saved: Iterable[str], own: Collection[str], outline: nn.Module | None) -> dict[str, str | None]:
-    """Returns the name in this process's model of each saved tensor; None if other processes hold it.
-
-    Tied weights are saved under one of their names, which may be that of a module that another process holds.
-    """
+    """Returns the own name of each saved tensor, which may be another of tied weights; None if others hold it."""
     complete = {} if outline is None else outline.state_dict(keep_vars=True)
     held = {id(complete[name]): name for name in own} if complete else {}
     return {name: name if name in own or name not in complete else held.get(id(complete[name])) for name in saved}

@@ -192,10 +192,7 @@ def _open(path: Path, more_flags: int = 0) -> int:
 
 
 def _has_no_locks(error: OSError, descriptor: int) -> bool:
-    """Whether a lock failed because the file system has none, and not because another process has it.
-
-    Some network file systems then return EACCES, as POSIX allows for a lock that another process has.
-    """
+    """Whether the file system has no locks: some then return EACCES, as for a lock that another process has."""
     if error.errno != errno.EACCES or sys.platform != "linux":
         return error.errno in _NO_LOCKS
     import fcntl
@@ -209,10 +206,7 @@ def _has_no_locks(error: OSError, descriptor: int) -> bool:
 
 
 def is_of_dead_process(file: Path) -> bool:
-    """Whether a process of this host wrote the file and has ended, or left it empty.
-
-    The own number is that of a dead one: this process has written none yet, so a container that was started again has.
-    """
+    """Whether a process of this host that has ended, or had this one's number, wrote the file or left it empty."""
     try:
         content = read_file(file)
         if not content:  # its owner's name follows at once, unless the owner has died before
@@ -254,10 +248,7 @@ SIGHT_SECONDS = 5.0
 
 
 def probe(output_dir: Path) -> None:
-    """Creates the output folder if needed, and writes and removes a file in it.
-
-    Raises CheckpointError if the folder cannot be written, with its absolute path and the reason.
-    """
+    """Makes the output folder and tries to write into it; raises CheckpointError if that fails."""
     file = temporary_name(output_dir / "probe")
     try:
         output_dir.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,8 @@ FREE = (
     "train.heartbeat_timeout",
     "train.non_finite",
     "train.max_non_finite_steps",
+    "train.refit",
+    "callbacks",
     "eval.*",
     "checkpoint.*",
     "tracking.*",
@@ -44,6 +46,7 @@ FREE = (
     "data.media_cache",
     "data.stage_to",
     "data.max_eval_samples",
+    "data.id_column",
     f"{VERSIONS}*",
 )
 """Settings that may change when a run is resumed (`*` matches anything); all others must be the same."""
@@ -51,18 +54,24 @@ FREE = (
 EVALUATION = ("eval.metric_for_best_model", "data.fingerprint.validation", "data.max_eval_samples")
 """What decides whether a metric can be compared with one before the resume."""
 BATCH, ACCUMULATION = "train.per_device_train_batch_size", "train.gradient_accumulation_steps"
-BUDGET = "train.max_tokens_per_batch"
+WINDOW, BUDGET = "train.global_batch_size", "train.max_tokens_per_batch"
 DIMENSIONS = tuple(Mesh().sizes)
 MESH = tuple(f"mesh.{name}" for name in DIMENSIONS)
 SPLIT = (BATCH, ACCUMULATION, BUDGET, *MESH)
 """What decides how an update's rows and the model are split over processes. It may change if the rows stay the same,
 except with local SGD, where each process trains a model of its own on its part."""
 UNPADDED, BACKEND = "train.unpadded", "parallel.backend"
-OLDER = {
+OLDER: dict[str, Any] = {
+    WINDOW: None,
     UNPADDED: False,
     "data.folds": None,
     "data.fold": 1,
     "data.fingerprint": "content",
+    "data.strip_html": False,
+    "data.drop_duplicates": False,
+    "data.join_validation": False,
+    "task.decimal": None,
+    "task.generation": {},
     "train.max_grad_value": None,
     "train.activation_compression": "none",
     "train.ddp_comm_hook": "no",
@@ -108,21 +117,20 @@ def _completed(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def window_rows(identity: Mapping[str, Any]) -> int:
     """Returns the rows of a complete window, over all processes."""
+    if identity.get(WINDOW) is not None:
+        return _count(identity, WINDOW)
     accumulation = 1 if identity.get(ACCUMULATION) is None else _count(identity, ACCUMULATION)
     return _count(identity, BATCH) * accumulation * layout_of(identity).data_size
 
 
 def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Returns one message for each setting that differs from the saved run's and may not, sorted by key.
-
-    Both map dotted keys to values: the configuration, `layout`, `data.fingerprint.<split>`, `versions.<package>`.
-    """
+    """Returns a message for each setting or fact, by dotted key, that may not differ from the saved run's."""
     now = OLDER | json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
     before = OLDER | _completed(saved)
     # Otherwise, results depend on the number of processes.
     elastic = before.get("train.strategy") != "local_sgd" and before.get("train.ddp_comm_hook", "no") == "no"
     elastic = elastic and now.get("train.strategy") != "local_sgd"
-    free = (*FREE, *SPLIT) if elastic else FREE
+    free = (*FREE, WINDOW, *SPLIT) if elastic else FREE
     if elastic and any(key in before and before[key] != now.get(key) for key in (BACKEND, *MESH)):
         free = (*free, UNPADDED)  # not every way to split a model can skip padding
     changes = [
@@ -177,23 +185,10 @@ def require_same_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) 
 
 def _window_problems(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Returns a message if an update would have another number of rows."""
-    rows, data_size = window_rows(saved), layout_of(current).data_size
-    if window_rows(current) == rows:
+    before, now = window_rows(saved), window_rows(current)
+    if before == now:
         return []
-    batch = current[BATCH]
-    if rows % (batch * data_size) == 0:
-        advice = f"set {ACCUMULATION}={rows // (batch * data_size)}"
-    elif rows % data_size == 0:
-        advice = f"set {BATCH}={rows // data_size} and {ACCUMULATION}=1, or other values with this product"
-    else:
-        advice = f"use a number of data ranks that divides {rows}"
-    keys = " x ".join((BATCH, ACCUMULATION, "data ranks"))
-    return [f"{keys}: the run was started with {_product(saved)} rows, now {_product(current)}; {advice}"]
-
-
-def _product(identity: Mapping[str, Any]) -> str:
-    factors = (identity[BATCH], identity[ACCUMULATION] or 1, layout_of(identity).data_size)
-    return f"{' x '.join(map(str, factors))} = {window_rows(identity)}"
+    return [f"{WINDOW}: the run was started with {before} rows per step, now {now}; set {WINDOW}={before}"]
 
 
 def described(identity: Mapping[str, Any]) -> str:

@@ -100,10 +100,7 @@ def not_restored(path: Path, part: object, error: Exception) -> CheckpointError:
 
 
 def prune(root: Path, keep: int | None, protect: Collection[int] = ()) -> list[Path]:
-    """Removes all but the newest `keep` checkpoints (None: all) and those of protected steps.
-
-    Returns the removed folders, oldest first; raises RunError if one cannot be removed.
-    """
+    """Removes all but the newest `keep` checkpoints (None: all) and those of protected steps; returns them."""
     if keep is None:
         return []
     assert keep >= 1, "the newest checkpoint always stays"

@@ -60,18 +60,7 @@ class DamagedCheckpoint(CheckpointError):  # noqa: N818 - the name describes the
 
 
 class TensorFile:
-    """A safetensors file whose header has been read; if `hashed`, `read` computes its sha256.
-
-    Attributes:
-        boxes: where each tensor lies in the complete tensor of its name, in file order.
-        dtypes: its data type.
-        metadata: additional strings in the header, by key.
-        sha256: sha256 of the file, once it was read completely.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if the header does not match the file.
-    """
+    """A safetensors file whose header is read, and checked with ValueError; if `hashed`, `read` sets its `sha256`."""
 
     def __init__(self, path: Path, hashed: bool) -> None:
         self.path, self.hashed, self.sha256 = path, hashed, ""
@@ -133,12 +122,7 @@ class TensorFile:
 
 
 class SavedTensors(Mapping[str, Tensor]):
-    """The tensors that were saved under one name; each access reads a complete tensor from the disk.
-
-    Attributes:
-        entries: shapes and types of the complete tensors, on the meta device.
-        metadata: additional strings, by key.
-    """
+    """The tensors saved under one name, read on each access; `entries` are their types and shapes."""
 
     def __init__(self, files: list[TensorFile]) -> None:
         self.files = files

@@ -42,12 +42,7 @@ _ALIGNMENT = 8
 
 
 def write_groups(peers: Peers, folder: Path, plans: Sequence[Plan], sharded: bool) -> dict[str, FileEntry]:
-    """Writes tensors into a new checkpoint, and returns the entries of its files; every process must call it.
-
-    With `sharded`, each process writes its share into its own file, in a folder that all see. Otherwise the main
-    process writes complete tensors into one file per group, and holds one of them at a time. If one process cannot
-    write, all raise RunError.
-    """
+    """Writes tensors on every process: each its share if `sharded`, else the main one; all raise RunError together."""
     written: dict[str, FileEntry] = {}
     size = sum(plan.size for plan in plans)
     for plan in plans:
@@ -81,11 +76,7 @@ def write_file(
     tensors: Iterable[Tensor],
     metadata: Mapping[str, str],
 ) -> FileEntry:
-    """Writes a new safetensors file tensor by tensor, flushes it to the disk, and returns its size and hash.
-
-    Entries are types and shapes by name, those with the longest elements first, so that all are aligned. The tensors
-    are in this order, on any device.
-    """
+    """Writes and flushes a safetensors file tensor by tensor, in the order of `entries`: longest elements first."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, (dtype, shape) in entries.items():
@@ -119,11 +110,7 @@ def _write_complete(peers: Peers, folder: Path, plan: Plan) -> dict[str, FileEnt
 
 
 def write_complete(peers: Peers, path: Path, plan: Plan) -> FileEntry | None:
-    """Writes one file on the main process, to which the others send their parts; every process must call it.
-
-    Each tensor is from the first process that has it. The main process returns size and hash, others None; OSError is
-    raised on the main process alone.
-    """
+    """Writes a file on the main process, to which the others send; every process must call it, None on others."""
     stream = _gathered(peers, plan)
     try:
         if peers.rank == 0:

@@ -60,11 +60,7 @@ class Flight(Enum):
 
 
 class BackgroundSave:
-    """A thread that writes a checkpoint; at the end of the block it has ended.
-
-    Args:
-        num_processes: number of processes that write together.
-    """
+    """A thread that writes a checkpoint; at the end of the block it has ended."""
 
     def __init__(self, num_processes: int = 1) -> None:
         self._num_processes = num_processes
@@ -141,22 +137,33 @@ def restore_progress(content: SavedState, training: Training) -> bool:
     return not changes
 
 
+def note_rate(content: SavedState, training: Training) -> None:
+    """Says that the learning rate jumps, because the run now has another length than the checkpoint's."""
+    cfg, milestones, state = training.run.cfg, training.milestones, training.state
+    names = ("max_steps", "num_train_epochs")
+    former = {name: content.identity.get(f"train.{name}", getattr(cfg.train, name)) for name in names}
+    total = Milestones.of(replace(cfg, train=replace(cfg.train, **former)), milestones.steps_per_epoch).total_steps
+    step, scale = state.step - state.skipped_steps, getattr(training.schedule.lr_lambdas[0], "scale", 1.0)
+    shape = schedules.factor_of(in_steps(cfg.train, milestones.steps_per_epoch), total).shape
+    (now, *_), base = training.schedule.get_last_lr(), training.schedule.base_lrs[0] * scale
+    if step and now != base * shape(step):
+        say(
+            f"the run now has {milestones.total_steps:,} steps instead of {total:,}, and its learning rate follows the "
+            f"{cfg.train.lr_scheduler_type} schedule over all of them: {base * shape(step - 1):.3g} in step {step:,}, "
+            f"{now:.3g} from step {step + 1:,} on. To go on with a low rate, start a new run from the model of this "
+            "one, with a lower train.learning_rate"
+        )
+
+
 Kept = tuple[Mapping[str, "Tensor"], dict[str, Any]]
 """State of the strategy or of a callback in a checkpoint: tensors, and JSON-able values."""
 
 
 class Checkpointer:
-    """Writes and reads a training's checkpoints.
+    """Writes and reads a training's checkpoints; the deadline of `stop` is suspended while processes wait for a writer.
 
     With `checkpoint.async_save`, `save` returns once a copy of everything that is saved is begun, and a thread writes
     it. Before anything changes parameters or the optimizer's state, `wait_for_copy` must be called.
-
-    Args:
-        training: the training.
-        stop: the flag that a stop signal sets; its deadline is suspended while processes wait for one that writes.
-        background: the thread.
-        engine_state: returns the engine's own JSON-able state, by name.
-        on_save: called on every rank after a checkpoint has been written.
     """
 
     def __init__(
@@ -240,10 +247,7 @@ class Checkpointer:
         return float(state is Flight.FAILED), float(state is Flight.WRITTEN)
 
     def join_if(self, failed: float, written: float) -> None:
-        """Joins a checkpoint that failed on any rank or is written on all: sums of `flags` over all ranks.
-
-        Raises RunError on every rank, if it cannot be written.
-        """
+        """Joins a checkpoint that failed on any rank or is written on all: sums of `flags` over all ranks."""
         if failed or written == self._peers.size:
             self.join()
 
@@ -314,6 +318,7 @@ class Checkpointer:
                 raise store.not_restored(saved.path, part, error) from error
             if not comparable and part is not run.strategy:
                 part.forget_evaluations()
+        note_rate(content, training)
         if saved.path.parent != self._folder(state.step).parent:  # that of another run, and not saved in this one yet
             return
         if run.accelerator.is_main_process:
@@ -332,10 +337,7 @@ class Checkpointer:
         contents.load_model_into(saved, model, run.mesh, run.strategy.outline)
 
     def load_best(self) -> bool:
-        """Replaces the last step's parameters by the best step's; returns False if that checkpoint is damaged.
-
-        Raises RunError on every rank, if the checkpoint in flight cannot be written.
-        """
+        """Replaces the last step's parameters by the best step's; returns False if that checkpoint is damaged."""
         self.join()
         training, run = self.training, self.training.run
         path = self._folder(training.state.best_step)
@@ -388,12 +390,7 @@ NOTABLE_SHARE = 0.1
 
 
 def require_disk_space(run: Run, milestones: Milestones) -> None:
-    """Raises an error if the model, checkpoints and snapshots do not fit on the disk. Call it on the main process.
-
-    The estimate counts weights and the optimizer's state, but no states of callbacks. What an earlier session has
-    written stays until it is replaced, and is not free. A run that may end before its last step passes. Raises
-    CheckpointError with the space that is needed, the space that is free, and the settings to change.
-    """
+    """Raises CheckpointError if what the run will write does not fit; call it on the main process."""
     found = [(count, size, name) for count, size, name in _files(run, milestones) if count]
     needed, free = sum(count * size for count, size, _ in found), shutil.disk_usage(run.output_dir).free
     names = ["a " + name if count == 1 else counted(count, name) for count, _, name in found]

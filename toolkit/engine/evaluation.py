@@ -23,6 +23,7 @@ from toolkit.base.errors import RunError
 from toolkit.data.batching.batches import evaluation_loader
 from toolkit.data.batching.workers import ended_workers, num_workers
 from toolkit.distributed.collectives import data_sum, on_main
+from toolkit.engine.own_metrics import own_scores
 from toolkit.engine.stopping import Abandoned, abandon_together, any_rank_stops, interruptible
 from toolkit.system.phases import in_phase
 
@@ -34,19 +35,7 @@ Part = tuple[np.ndarray, dict[str, np.ndarray]]
 
 
 def scatter(parts: list[Part], num_rows: int) -> Predictions:
-    """Puts the predictions of batches into row order.
-
-    Args:
-        parts: row ids `[B]` and named arrays `[B, ...]` of each batch; trailing sizes may differ between batches
-            (generated ids) and are padded with `IGNORE_INDEX`.
-        num_rows: number of feature rows.
-
-    Returns:
-        Arrays `[num_rows, ...]` by name.
-
-    Raises:
-        AssertionError: if a row is missing or duplicated.
-    """
+    """Puts the predictions of batches into row order, `[num_rows, ...]`, with `IGNORE_INDEX` behind short ones."""
     ids = np.concatenate([row_ids for row_ids, _ in parts])
     if not np.array_equal(np.sort(ids), np.arange(num_rows)):
         raise AssertionError(f"expected one prediction for each of {num_rows} rows, got {len(ids)} predictions")
@@ -163,22 +152,13 @@ def evaluate(
     beat: Callable[[], None] | None = None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
-    """Predicts an evaluation set and computes its metrics.
-
-    Args:
-        predictor: task, processor, settings and processes.
-        model: the model, not wrapped in DDP.
-        data: rows and features.
-        title: label of the progress bar.
-        beat: called after each batch.
-        is_stopping: whether this process should abandon the evaluation.
+    """Predicts an evaluation set and computes its metrics; arguments, and Abandoned, as for `predict`.
 
     Returns:
         Metrics on every process, and predictions on the main process. Without items, the loss is NaN.
 
     Raises:
         NonFiniteLoss: on every process, if the loss of items is not finite.
-        Abandoned: on every process, if any of them should abandon the evaluation.
     """
     predictions, loss_sum, num_items = predict(predictor, model, data, title, beat, is_stopping)
     if num_items and not math.isfinite(loss_sum):
@@ -189,7 +169,9 @@ def evaluate(
     def score() -> dict[str, float]:
         nonlocal records
         records = predictor.task.decode(predictions, data)
-        return predictor.task.metrics(records, predictions, data)
+        found = predictor.task.metrics(records, predictions, data)
+        own = predictor.cfg.eval.metrics
+        return found | (own_scores(own, predictor.task, records, found) if own else {})
 
     metrics = on_main(predictor.accelerator, score)
     return Evaluation({"loss": loss, **metrics}, predictions, records)
@@ -213,18 +195,7 @@ class Evaluator:
 
     @in_phase("evaluate")
     def evaluate(self, name: str) -> Evaluation | None:
-        """Evaluates a set. The result of the validation rows is cached for its step.
-
-        Args:
-            name: `validation` or `test`.
-
-        Returns:
-            Metrics on every rank and predictions on the main process, or None if the run has no such set.
-
-        Raises:
-            RunError: on every rank, if the loss is not finite.
-            Abandoned: on every rank, if any rank received a stop signal.
-        """
+        """Evaluates `validation`, whose result is cached for its step, or `test`; None if the run has no such rows."""
         training, run = self.training, self.training.run
         if name not in run.data.evals:
             return None

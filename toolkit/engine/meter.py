@@ -17,15 +17,7 @@ from toolkit.system.phases import PhaseClock, named_seconds
 
 
 class ProgressMeter:
-    """Sums losses, items and seconds.
-
-    Losses are those of the run, including the sessions before a resume. Times are those of this session.
-
-    Args:
-        run: the run.
-        state: receives the sums of losses, which are saved in checkpoints.
-        phases: the seconds of each phase.
-    """
+    """Sums losses and items of the run, saved in its state, and the seconds of this session."""
 
     def __init__(self, run: Run, state: TrainState, phases: PhaseClock) -> None:
         self._run, self._state, self.phases = run, state, phases
@@ -51,15 +43,7 @@ class ProgressMeter:
         learning_rate: float,
         lost_items: float | None = None,
     ) -> None:
-        """Adds a step.
-
-        Args:
-            loss_sum: this rank's summed loss, a scalar tensor; it is not read here, to avoid waiting for the GPU.
-            num_items: items of all ranks.
-            grad_norm: norm of the gradient before clipping.
-            learning_rate: learning rate of this step.
-            lost_items: items of this rank, if it alone left its update out; neither they nor their loss count.
-        """
+        """Adds a step without reading its loss; `lost_items` are this rank's, if it alone left its update out."""
         if lost_items is not None:
             loss_sum = torch.zeros_like(loss_sum)
             self._lost_items += lost_items

@@ -101,12 +101,7 @@ def row_numbers(rows: datasets.Dataset, batches: Sequence[Batch]) -> list[int]:
 
 
 class UpdateGuard:
-    """Checks each update of a training before it is applied; `train.non_finite` says what happens to a bad one.
-
-    Args:
-        training: the training.
-        join: waits until the checkpoint in flight is written; every rank calls it before the run goes back to it.
-    """
+    """Checks each update before it is applied; `train.non_finite` says what happens to a bad one."""
 
     def __init__(self, training: Training, join: Callable[[], None]) -> None:
         self._training, self._run, self._join = training, training.run, join
@@ -126,17 +121,7 @@ class UpdateGuard:
             self._buffers = [(buffer, buffer.clone()) for buffer in self._training.bare_model.buffers()]
 
     def check(self, grad_norm: float) -> None:
-        """Decides about an update.
-
-        Args:
-            grad_norm: norm of the exchanged gradient, before clipping.
-
-        Raises:
-            RunError: if the update is not finite and the run may not continue, with the step and the rows of its
-                window; no parameter has changed. At once if the gradient is shared, otherwise when all ranks can stop.
-            GoBack: if the run has to go back to a checkpoint and skip this window.
-            NonFiniteParameters: if it has to go back because an earlier update has broken the parameters.
-        """
+        """Decides about an update by the norm of the exchanged gradient; raises why the run ends or goes back."""
         state = self._training.state
         self.skips = self._mode != "stop" and state.step + 1 in state.left_out
         if self._is_lost(grad_norm) and not self.skips:
@@ -168,10 +153,7 @@ class UpdateGuard:
         self.skips = True
 
     def agree_if(self, any_lost: float) -> None:
-        """Skips the last step on all ranks, or ends the run, if any rank has dropped its update.
-
-        Raises RunError on every rank, if the run may not continue.
-        """
+        """Skips the last step on all ranks, or ends the run, if any rank has dropped its update."""
         if any_lost:
             self._skip(self.lost)
             self.lost = None
@@ -195,11 +177,7 @@ class UpdateGuard:
             raise GoBack(self._skip(self._gradient(step), error.what), step) from None
 
     def _skip(self, lost: LostGradient | None, reason: str = "") -> str:
-        """Counts a step as skipped and returns what was not finite, or ends the run; every rank must call it.
-
-        `lost` is this rank's gradient, None if it is finite; `reason` says what was not finite instead. Raises, on
-        every rank, NonFiniteGradient if the run may skip no step, TooManySkipped if it may skip no more.
-        """
+        """Counts a step as skipped on every rank and returns what was not finite, or raises why the run ends."""
         found = [each for each in objects_of_all(lost) if each is not None]
         numbers = sorted({row for each in found for row in each.rows})
         shown = ", ".join(map(str, numbers[:SHOWN_ROWS])) + (" …" if len(numbers) > SHOWN_ROWS else "")

@@ -41,11 +41,7 @@ def abandon_together(accelerator: Accelerator, is_stopping: Callable[[], bool]) 
 
 
 def any_rank_stops(predictor: Predictor, is_stopping: Callable[[], bool]) -> bool:
-    """Returns whether this process should make no further batches of an evaluation.
-
-    Processes that share a model make the same number of batches, and must stop at the same one; other processes meet
-    after their last one.
-    """
+    """Returns whether to end an evaluation's batches: at once, or together where processes share a model."""
     if not predictor.mesh.is_split:
         return is_stopping()
     (stopping,) = all_sum(predictor.accelerator, float(is_stopping()))
@@ -100,13 +96,7 @@ def _ending_generation(model: Any, is_stopping: Callable[[], bool]) -> Iterator[
 
 
 class Stopper:
-    """Agrees with the other ranks on stop signals, then saves and stops.
-
-    Args:
-        training: the training.
-        stop: the flag that a stop signal sets.
-        save: writes a checkpoint of this step; every rank calls it.
-    """
+    """Agrees with the other ranks on stop signals, then saves and stops."""
 
     def __init__(self, training: Training, stop: StopSignal, save: Callable[[], None]) -> None:
         self._training, self._stop, self._save = training, stop, save
@@ -124,10 +114,7 @@ class Stopper:
         return bool(self._stop.received) and self.can_save
 
     def stop_now(self) -> None:
-        """Saves and stops if any rank received a stop signal. Every rank must call it.
-
-        Raises Interrupted on every rank, after saving.
-        """
+        """Saves and raises Interrupted if any rank received a stop signal; every rank must call it."""
         self.stop_if(all_sum(self._training.run.accelerator, *self.received()))
 
     def stop_if(self, stops: Sequence[float]) -> None:

@@ -55,11 +55,7 @@ def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
 
 
 class WindowTrainer(Trainer):
-    """A Trainer whose optimizer steps are the toolkit's windows.
-
-    Args:
-        session: the training, open and not started.
-    """
+    """A Trainer whose optimizer steps are the toolkit's windows; the session is open and not started."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.run = session, session.run

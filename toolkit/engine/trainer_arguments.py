@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def training_arguments(run: Run, milestones: Milestones) -> TrainingArguments:
-    """Returns the Trainer's arguments: the run's settings that callbacks may read, and `trainer.args`.
-
-    Raises ConfigError if the Trainer rejects them.
-    """
+    """Returns the Trainer's arguments: the run's settings that callbacks may read, and `trainer.args`."""
     from transformers import TrainingArguments
 
     cfg, train = run.cfg, run.cfg.train
@@ -33,10 +30,10 @@ def training_arguments(run: Run, milestones: Milestones) -> TrainingArguments:
             use_cpu=run.accelerator.device.type == "cpu",
             bf16=precision == "bf16",
             fp16=precision == "fp16",
-            per_device_train_batch_size=train.per_device_train_batch_size,
+            per_device_train_batch_size=train.micro_batch,
             per_device_eval_batch_size=cfg.eval.per_device_eval_batch_size,
             # With a token budget, a window is one item for the Trainer.
-            gradient_accumulation_steps=1 if train.max_tokens_per_batch else train.gradient_accumulation_steps or 1,
+            gradient_accumulation_steps=1 if train.max_tokens_per_batch else train.accumulation,
             max_steps=milestones.total_steps,
             learning_rate=train.learning_rate,
             weight_decay=train.weight_decay,

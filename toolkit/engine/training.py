@@ -79,10 +79,7 @@ class Session(Training):
     @classmethod
     @contextmanager
     def opened(cls, run: Run, observers: Sequence[Callback] = ()) -> Iterator[Self]:
-        """Opens what a run's training needs but its model and optimizer, and closes it when the block ends.
-
-        Raises CheckpointError if the run does not fit on the disk.
-        """
+        """Opens what a run's training needs but its model and optimizer, and closes it when the block ends."""
         session = cls(run, observers)
         _note_long_rows(run)
         on_main(run.accelerator, require_disk_space, run, session.milestones)
@@ -194,19 +191,7 @@ class Session(Training):
             yield window
 
     def begin_window(self, window: Sequence[Batch]) -> float:
-        """Starts a step: seeds its random numbers, counts its items, and stops if any rank received a stop signal.
-
-        Args:
-            window: this rank's micro-batches, on the CPU.
-
-        Returns:
-            The factor for this rank's summed losses, so that the gradients of all ranks combine to that of the step.
-
-        Raises:
-            Interrupted: on every rank, after saving, if any rank received a stop signal.
-            RunError: on every rank, if any rank lost its last update and the run may not continue, or could not write
-                its part of a checkpoint.
-        """
+        """Starts a step on every rank: joins the others, counts items, returns the factor for this rank's losses."""
         run = self.run
         # Dropout depends only on (seed, step, data rank), so exact resume needs no stored random state.
         seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
@@ -223,15 +208,7 @@ class Session(Training):
         return self.strategy.begin_step(self._own_items, items)
 
     def window_gradient(self, window: Sequence[Batch], scale: float) -> torch.Tensor:
-        """Computes the gradient of a window.
-
-        Args:
-            window: this rank's micro-batches.
-            scale: the factor that `begin_window` returned.
-
-        Returns:
-            This rank's summed loss, a detached scalar.
-        """
+        """Computes the gradient of a window with the factor of `begin_window`; returns this rank's summed loss."""
         loss_sum = self.strategy.window_gradient(window, scale)
         for callback in self.callbacks.values():
             callback.after_gradient()

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from toolkit.metrics.intervals import Interval, bootstrap, ratio, wilson
-from toolkit.metrics.score import Quality, Score, by_class
+from toolkit.metrics.score import Quality, Score, absent, by_class, compared
 
 CLASSIFICATION = (
     Score("accuracy"),
@@ -63,31 +63,32 @@ def classification_scores(predictions: ArrayLike, references: ArrayLike, labels:
 def classification_quality(predictions: ArrayLike, references: ArrayLike, labels: Sequence[str]) -> Quality:
     """Returns how far the scores of `classification_scores` can be trusted; the arguments are the same.
 
-    The constant answer is the class with the most examples. With uneven classes, macro F1 is the score to trust.
+    The constant answer is the class with the most examples. With uneven classes, macro F1 is the score to trust, or mcc
+    if classes are missing.
     """
     predicted, true = np.asarray(predictions), np.asarray(references)
     counts = np.bincount(true, minlength=len(labels))
     largest, share = int(counts.argmax()), float(counts.max() / len(true))
     constant = classification_scores(np.full_like(true, largest), true, labels)
     accuracy = wilson(float((predicted == true).mean()), len(true))
-    uneven, name = share > UNEVEN_SHARE, labels[largest]
-    hints = [f"{share:.0%} of the examples are {name!r}: trust f1_macro, in which every class counts equally."] * uneven
-    if accuracy.low <= constant["accuracy"]:
-        hints.append(f"On {len(true):,} examples, this accuracy is not clearly better than always answering {name!r}.")
+    uneven, answer, trusted = share > UNEVEN_SHARE, repr(labels[largest]), "accuracy"
+    if uneven and share < 1:
+        trusted = "f1_macro" if counts.all() else "mcc"
+    hints = absent("classes", labels, counts, trusted)
+    if trusted == "f1_macro":
+        hints = [f"{share:.0%} of the examples are {answer}: trust f1_macro, in which every class counts equally."]
+    hints += compared(Score("accuracy"), accuracy, constant["accuracy"], answer, len(true))
     return Quality(
         intervals={"accuracy": accuracy} | _averages(predicted, true, len(labels)),
-        constant=f"always {name!r}",
+        constant=f"always {answer}",
         baseline={score.name: constant[score.name] for score in CLASSIFICATION},
-        trusted="f1_macro" if uneven else "accuracy",
+        trusted=trusted,
         hints=tuple(hints),
     )
 
 
 def _averages(predicted: np.ndarray, true: np.ndarray, num_classes: int) -> dict[str, Interval]:
-    """Returns the intervals of the averages over classes.
-
-    Drawing examples is the same as drawing pairs of a true and a predicted class, of which there are fewer.
-    """
+    """Returns intervals of averages over classes from draws of pairs of classes, which are fewer than examples."""
     pairs, counts = np.unique(np.stack([true, predicted]), axis=1, return_counts=True)
     true_class, predicted_class = np.eye(num_classes)[pairs]
 

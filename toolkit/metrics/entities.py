@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from toolkit.metrics.intervals import bootstrap, ratio
-from toolkit.metrics.score import Quality, Score, by_class
+from toolkit.metrics.score import Quality, Score, absent, by_class
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,12 +72,15 @@ def entity_scores(
     }
 
 
-def entity_quality(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Quality:
+def entity_quality(
+    predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]], types: Sequence[str] = ()
+) -> Quality:
     """Returns how far the scores over all entities can be trusted, from draws of examples.
 
     Args:
         predictions: as for `entity_scores`, like `references`.
         references: the true tags.
+        types: the entity types.
     """
 
     def scores(sums: np.ndarray) -> dict[str, np.ndarray]:
@@ -94,7 +97,8 @@ def entity_quality(predictions: Sequence[Sequence[str]], references: Sequence[Se
         one, other = set(entities(tags)), set(entities(gold))
         hits = sum(left == right for left, right in zip(tags, gold, strict=True))
         rows.append([len(one & other), len(one), len(other), hits, len(gold)])
-    return Quality(bootstrap(rows, scores))
+    hints = absent("entity types", types, num_entities(references, types), "f1")
+    return Quality(bootstrap(rows, scores), hints=tuple(hints))
 
 
 def num_entities(references: Iterable[Sequence[str]], types: Sequence[str]) -> list[int]:

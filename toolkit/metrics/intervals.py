@@ -28,15 +28,10 @@ class Interval(NamedTuple):
 
 
 def wilson(share: float, count: int) -> Interval:
-    """Returns Wilson's score interval of a proportion (Wilson 1927, JASA 22), which stays between 0 and 1.
-
-    Args:
-        share: the observed proportion.
-        count: number of independent observations, at least 1.
-    """
+    """Returns Wilson's interval of a share of `count` observations (Wilson 1927, JASA 22), within 0 and 1."""
     middle = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
     half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
-    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+    return Interval(max(0.0, round(middle - half, 12)), min(1.0, round(middle + half, 12)))  # without 2.8e-17
 
 
 def t_interval(mean: float, variance: float, degrees: float) -> Interval:

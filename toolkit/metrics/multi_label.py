@@ -8,19 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from toolkit.metrics.intervals import bootstrap, ratio, wilson
-from toolkit.metrics.score import Quality, Score, by_class
+from toolkit.metrics.score import Quality, Score, absent, by_class, compared
 
 Pair = tuple[np.ndarray, np.ndarray]
 """True and predicted values, of the same shape."""
 
 
 class Targets:
-    """Predictions and references; only known references count.
-
-    Args:
-        predictions: `[rows, targets]` predicted values.
-        references: `[rows, targets]` true values; NaN for unknown values.
-    """
+    """Predictions and references, `[rows, targets]` each; a reference of NaN is unknown and does not count."""
 
     def __init__(self, predictions: ArrayLike, references: ArrayLike) -> None:
         self._predicted, self._true = (np.asarray(values, dtype=np.float64) for values in (predictions, references))
@@ -89,16 +84,20 @@ def multi_label_quality(predictions: ArrayLike, references: ArrayLike, labels: S
         }
 
     intervals = bootstrap(np.hstack(parts), scores)
+    hints = absent("labels", labels, (true == 1).sum(axis=0), "f1_micro")
     if not len(complete):
-        return Quality(intervals)
+        return Quality(intervals, hints=tuple(hints))
     sets, counts = np.unique(complete, axis=0, return_counts=True)
     frequent = sets[counts.argmax()]
     constant = multi_label_scores(np.broadcast_to(frequent, true.shape), true, labels)
     names = ", ".join(label for label, given in zip(labels, frequent, strict=True) if given)
+    answer = repr(names) if names else "no label"
+    micro = intervals.get("f1_micro")
     return Quality(
         intervals={**intervals, "subset_accuracy": wilson(float((complete == answers).all(1).mean()), len(complete))},
-        constant=f"always {names!r}" if names else "always no label",
+        constant=f"always {answer}",
         baseline={score.name: constant[score.name] for score in MULTI_LABEL},
+        hints=(*hints, *compared(Score("f1_micro"), micro, constant["f1_micro"], answer, len(true))),
     )
 
 

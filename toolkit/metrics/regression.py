@@ -10,11 +10,12 @@ from numpy.typing import ArrayLike
 
 from toolkit.metrics.intervals import bootstrap, ratio
 from toolkit.metrics.multi_label import Targets
-from toolkit.metrics.score import Quality, Score
+from toolkit.metrics.score import Quality, Score, compared
 
+RMSE = Score("rmse", greater_is_better=False)
 REGRESSION = (
     Score("mse", greater_is_better=False),
-    Score("rmse", greater_is_better=False),
+    RMSE,
     Score("mae", greater_is_better=False),
     Score("r2"),
     Score("pearson"),
@@ -65,9 +66,7 @@ def regression_quality(predictions: ArrayLike, references: ArrayLike, labels: Se
     means = [float(column.mean()) if len(column) else 0.0 for column, _ in Targets(predicted, true).columns()]
     constant = regression_scores(np.broadcast_to(means, true.shape), true, labels)
     intervals = bootstrap(sums, _mean_errors)
-    hints = []
-    if "rmse" in intervals and intervals["rmse"].high >= constant["rmse"]:
-        hints.append(f"On {len(true):,} examples, this rmse is not clearly better than always answering the mean.")
+    hints = compared(RMSE, intervals.get("rmse"), constant["rmse"], "the mean", len(true))
     return Quality(
         intervals=intervals,
         constant=f"always the mean ({means[0]:.4g})" if len(means) == 1 else "always the mean of each number",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from toolkit.metrics.intervals import Interval
@@ -33,6 +34,31 @@ class Quality:
         ends = {f"{prefix}{name}_{end}": value for name, pair in self.intervals.items()
                 for end, value in pair._asdict().items()}  # fmt: skip
         return ends | {f"{prefix}{name}_baseline": value for name, value in self.baseline.items()}
+
+
+def compared(score: Score, interval: Interval | None, baseline: float, answer: str, count: int) -> list[str]:
+    """Returns the sentence about a score of `count` examples that is not clearly better than a constant answer's."""
+    if interval is None:
+        return []
+    sign = 1 if score.greater_is_better else -1
+    worst, best = sorted(sign * end for end in interval)
+    worse, unbeatable = best < sign * baseline, baseline == float(score.greater_is_better)
+    if worst > sign * baseline or (unbeatable and not worse):
+        return []
+    how = "clearly worse" if worse else "not clearly better"
+    return [f"On {count:,} examples, this {score.name} is {how} than always answering {answer}."]
+
+
+def absent(kind: str, labels: Sequence[str], counts: Iterable[int], trusted: str) -> list[str]:
+    """Returns the sentence about labels without examples, each of which adds a 0 to averages over all of them."""
+    missing = [label for label, count in zip(labels, counts, strict=True) if not count]
+    if not missing:
+        return []
+    most, names = 1 - len(missing) / len(labels), ", ".join(map(repr, missing[:3])) + ", ..." * (len(missing) > 3)
+    return [
+        f"No example here is of {names} ({len(missing)} of {len(labels)} {kind}): macro averages count them as 0, so "
+        f"that even a model without errors gets {most:.3g}. Trust {trusted}, or evaluate rows of all {kind}."
+    ]
 
 
 T = TypeVar("T")
@@ -78,3 +104,8 @@ def without_classes(figures: Mapping[str, T], scores: Iterable[Score]) -> dict[s
     """
     hidden = {f"{prefix}{score.name}" for score in scores if score.per_class for prefix in PREFIXES}
     return {name: value for name, value in figures.items() if name not in hidden}
+
+
+def short_name(name: str) -> str:
+    """Returns the name of a metric in results: the last part of its dotted name, or its folder's."""
+    return Path(name).stem if "/" in name else name.rpartition(".")[2]

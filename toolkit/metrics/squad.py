@@ -20,12 +20,7 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Returns 1.0 if the normalised prediction is one of the normalised gold answers, else 0.0.
-
-    Args:
-        prediction: the predicted text; empty means "no answer".
-        answers: the gold answers; empty for a question without an answer.
-    """
+    """Returns 1.0 if the normalised prediction is one of the answers, or both are empty; else 0.0."""
     return float(normalize_answer(prediction) in _golds(answers))
 
 

@@ -117,15 +117,9 @@ again, and `toolkit.models.fast_dropout` changes its products (`bmm`) in place, 
 
 
 def spare_activations(model: PreTrainedModel, train: TrainConfig, contexts: Contexts | None = None) -> None:
-    """Sets up activation checkpointing, compression and offloading as configured in `train`.
+    """Sets up activation checkpointing, with the contexts of recomputed parts, compression and offloading.
 
-    Args:
-        model: the model.
-        train: the settings.
-        contexts: the contexts of recomputed parts, or None.
-
-    Raises:
-        ConfigError: if the model does not support a setting.
+    Raises ConfigError if the model does not support a setting.
     """
     if train.activation_checkpointing != "none":
         _checkpoint(model, train.activation_checkpointing, contexts)

@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 
 def compile_training(model: nn.Module, train: TrainConfig) -> None:
-    """Compiles a model's training passes in place as configured in `train`; parameter names do not change.
-
-    Evaluation and generation are not compiled: their shapes vary more and they run less often.
-    """
+    """Compiles the training passes in place; evaluation and generation vary more in shape and run less."""
     if not train.torch_compile:
         return
     import torch._inductor.config as inductor

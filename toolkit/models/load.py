@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from toolkit.base.console import say
 from toolkit.base.errors import ConfigError, InputError, pretrained_error
-from toolkit.base.files import kind_of
+from toolkit.base.files import kind_of, read_json
 from toolkit.base.offline import prepare_download
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import ModelConfig
@@ -72,12 +74,11 @@ def _reject_endless(values: Mapping[str, Any], key: str) -> None:
 
 
 def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
-    from transformers import AutoConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     model_type = fields["model_type"]
-    if model_type not in CONFIG_MAPPING_NAMES:
-        hint = did_you_mean(model_type, CONFIG_MAPPING_NAMES, most=3)
+    if model_type not in CONFIG_MAPPING:  # with the types that a recipe registers
+        hint = did_you_mean(model_type, list(CONFIG_MAPPING), most=3)
         raise ConfigError(
             [f"model.from_config.model_type: received {model_type!r}, not a model type of transformers{hint}"]
         )
@@ -214,7 +215,22 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
     except Exception as error:
         raise pretrained_error("model.name_or_path", name, error) from error
     _reject_lost_weights(loaded, info, name)
+    if auto_model == "AutoModelForSequenceClassification" and getattr(config, "classifier_pooling", "cls") != "mean":
+        _note_pooling(name)
     return loaded
+
+
+def _note_pooling(name: str) -> None:
+    """Says that a head reads one token of an encoder whose sentence-transformers folder says that it averages all."""
+    from huggingface_hub import try_to_load_from_cache
+
+    place = "1_Pooling/config.json"
+    file = Path(name) / place if Path(name).is_dir() else try_to_load_from_cache(name, place)
+    with suppress(OSError, ValueError):  # there is none, or none that can be read
+        found = read_json(Path(str(file)))
+        if found.get("pooling_mode_mean_tokens") or found.get("pooling_mode") == "mean":
+            say(f"{name} was trained to average its tokens. A classification head reads one, which takes more rows to "
+                "learn; ModernBERT can average: model.config_overrides.classifier_pooling=mean")  # fmt: skip
 
 
 ATTENTION_FLAGS = {"sdpa": "_supports_sdpa", "flex_attention": "_supports_flex_attn"}

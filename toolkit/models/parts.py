@@ -22,11 +22,7 @@ POOLER = "pooler"
 
 
 def backbone(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Returns the pretrained parts of a model, without its head, by name.
-
-    This is the model's `base_model_prefix` or, for classes without such a module (T5, Whisper's classifier), each part
-    that contains repeated layers.
-    """
+    """Returns the pretrained parts by name: `base_model_prefix`, or without one each part with repeated layers."""
     base = getattr(model, model.base_model_prefix, None)
     if isinstance(base, nn.Module):
         return {model.base_model_prefix: base}
@@ -38,10 +34,7 @@ def backbone(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def head_modules(model: PreTrainedModel) -> list[str]:
-    """Returns the names of the modules between the backbone and the task's outputs.
-
-    Language models have none: their output layer is pretrained, and often shared with the embedding.
-    """
+    """Returns the modules between backbone and outputs; none for language models, whose output is pretrained."""
     parts = backbone(model)
     if model.get_output_embeddings() is not None:
         return []

@@ -212,10 +212,7 @@ def scores_of(card: str) -> str:
 
 
 def adapter_usage(processor: str, auto_model: str, base: str) -> str:
-    """Returns Python code that loads adapters, their base model and its processor.
-
-    The labels are in the folder's configuration; the trained head replaces that of the base model.
-    """
+    """Returns Python code that loads adapters, their base model, whose head they replace, and its processor."""
     return (
         f"from peft import PeftModel\nfrom transformers import AutoConfig, {processor}, {auto_model}\n\n"
         'folder = "path/to/this/folder"\n'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,17 +69,13 @@ def forget(folder: Path, patterns: Iterable[str], entries: Collection[str] = ())
 def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of `run.json` with its own sha256."""
     content = {name: value for name, value in facts.items() if name != _SEAL}
-    return {**content, _SEAL: _own_sha256(content)}
+    as_read = json.loads(json.dumps(finite(content)))  # keys are strings
+    return {**content, _SEAL: sha256(json.dumps(as_read, sort_keys=True, separators=(",", ":")))}
 
 
 def is_intact(facts: Mapping[str, Any]) -> bool:
     """Whether the content of `run.json` is as it was written; assumed of older versions, which have no checksum."""
     return _SEAL not in facts or facts[_SEAL] == sealed(facts)[_SEAL]
-
-
-def _own_sha256(content: Mapping[str, Any]) -> str:
-    as_read = json.loads(json.dumps(finite(content)))  # keys are strings
-    return sha256(json.dumps(as_read, sort_keys=True, separators=(",", ":")))
 
 
 def damaged(folder: Path, facts: Mapping[str, Any], within: str = "") -> list[str]:
@@ -151,7 +148,7 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
         trust(recipe)
     former = forget(files.path, BEFORE)
     write_text(files.config, dump_config(cfg))
-    if any(rows.bad_rows.values()):
+    if any(run.data.bad_rows.values()):
         write_bad_rows(rows.tables, files.bad_rows)
     facts = {
         "recipe": str(recipe.absolute()),
@@ -162,6 +159,7 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
         "num_processes": run.mesh.size,
         "mesh": run.mesh.sizes,
         "total_steps": milestones.total_steps,
+        "rows_per_step": cfg.train.rows_per_step(run.mesh.data_size),
         "logging_steps": milestones.log_every,
         "versions": versions(),
         "git": note_code(recipe.absolute().parent, files.path),
@@ -169,7 +167,8 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
         "energy_source": run.system.source,
         "data_fingerprints": dict(rows.fingerprints),
         "num_rows": {split: len(part) for split, part in rows.splits.items()},
-        "bad_rows": dict(rows.bad_rows),
+        "bad_rows": dict(run.data.bad_rows),
+        "omissions": [asdict(each) for each in run.data.omissions],
         "labels": {split: dict(counts) for split, counts in rows.findings.labels.items()},
         "task_state": run.task.state,
         "resolved": dict(run.resolved),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import numpy as np
 
 from toolkit.api.exhibits import Exhibits
 from toolkit.api.run import FitResult, Run
-from toolkit.base.console import LOGGER, counted, print_lines, print_table, say, shorten
+from toolkit.api.task import Task, reads_files
+from toolkit.base.console import LOGGER, counted, format_value, print_lines, print_table, say, shorten
 from toolkit.base.errors import Interrupted, RunError, ToolkitError
 from toolkit.base.files import disk_problem, read_json, write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
+from toolkit.data.table import IDENTIFIER, NUMBER
 from toolkit.document import plots, render
 from toolkit.document.blocks import Cell, Code, Figure, Gallery, Section, Table
 from toolkit.document.svg import sheet
@@ -104,7 +107,9 @@ def write_results(run: Run, result: FitResult, model_is_kept: Callable[[], None]
         write_all_predictions(run, result, shown)
     found = None
     with failures.collected("write the report"):
-        shown.samples = _samples(run)
+        if run.task.has("samples"):
+            run.model.eval()
+            shown.samples = run.task.samples(run.model, run.processor)
         found = write_report(run, result, shown)
     with failures.collected("write the results"):  # last: with them, the run is finished
         write_figures(run, result)
@@ -116,8 +121,11 @@ def write_results(run: Run, result: FitResult, model_is_kept: Callable[[], None]
     with failures.collected("push the model"):
         push(run.cfg, files.model)
     failures.raise_any(f"The model in {files.model} is complete.")
-    places = f"{files.path}/ (report.html, report.md, model/, predictions.jsonl)"
-    say(f"Model, report and predictions are in {places}", blank_line_before=True)
+    answers = files.predictions("validation")  # there are none without evaluation
+    what, more = "Model and report", ""
+    if answers.exists():
+        what, more = "Model, report and predictions", f", {answers.name}"
+    say(f"{what} are in {files.path}/ (report.html, report.md, model/{more})", blank_line_before=True)
 
 
 class Failures:
@@ -176,7 +184,12 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, li
     # Scores per class are shown in the task's own sections.
     history = [without_classes(line, run.task.scores) for line in read_metrics(files.metrics)]
     predicted = predicted_parts(run) if holds_all(run) else None
-    outcome = Outcome(result, _facts(run), charts(history, run.best.name), shown, _sections(run, result), predicted)
+    own = [
+        part
+        for name, evaluation in result.evaluations.items()
+        for part in run.task.report_sections(name, evaluation.predictions, run.data.evals[name], run.output_dir)
+    ]
+    outcome = Outcome(result, _facts(run), charts(history, run.best.name), shown, own, predicted)
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
     html = render.render_html(title, below, parts)
     write_text(files.report_html, html)
@@ -197,6 +210,8 @@ def show(run: Run, result: FitResult, shown: Shown) -> None:
     )
     for hint in scores.hints:
         say(hint)
+    if scores.rows and run.task.has("baselines") and not (reads_files(run.task) or "baseline`" in str(scores.hints)):
+        say("`toolkit baseline` scores answers without a neural network on the same rows.")
     if shown.examples:
         lines = [described(run.task.describe(record)) for _, record in shown.examples.chosen(SHOWN_EXAMPLES)]
         print_lines("Predictions on rows that were not used for training", lines)
@@ -206,7 +221,44 @@ def show(run: Run, result: FitResult, shown: Shown) -> None:
 
 def qualities(run: Run, result: FitResult) -> dict[str, Quality]:
     """Returns how far the scores of each evaluation set can be trusted; call it on the main process."""
-    return {name: quality_of(run.task, each, run.data.evals[name]) for name, each in result.evaluations.items()}
+    found = {name: quality_of(run.task, each, run.data.evals[name]) for name, each in result.evaluations.items()}
+    simple = _simple_answers(run, result.train_seconds) if found else []
+    return {
+        name: replace(each, hints=(*each.hints, *_beside(run.task, name, each, simple))) for name, each in found.items()
+    }
+
+
+BRIEF, SHARE, SAMPLE = 20.0, 0.1, 200
+"""Seconds of trainings that are too short to compare with answers without a neural network. In others, these take at
+most this share of the time, as about so many rows tell."""
+
+
+def _simple_answers(run: Run, seconds: float) -> list[tuple[str, dict[str, dict[str, float]]]]:
+    """Returns the scores of answers without a neural network; none if they would take too long."""
+    if run.data.rows is None or seconds < BRIEF:
+        return []
+    sets = {"train": run.data.rows} | {name: each.rows for name, each in run.data.evals.items()}
+    step, took = -(-max(map(len, sets.values())) // SAMPLE), 0.0
+    try:
+        for _ in range(2):  # the first time, libraries are imported
+            some, began = (
+                {name: rows.select(range(0, len(rows), step)) for name, rows in sets.items()},
+                time.monotonic(),
+            )
+            list(run.task.baselines(some.pop("train"), some))
+            took = time.monotonic() - began
+        return list(run.task.baselines(sets.pop("train"), sets)) if took * step < SHARE * seconds else []
+    except Exception as error:  # of any library; a finished training can do without
+        LOGGER.debug("no answers without a neural network: %s", error)
+        return []
+
+
+def _beside(task: Task, name: str, quality: Quality, simple: Sequence[tuple[str, Any]]) -> Iterator[str]:
+    """Yields a sentence about each answer without a neural network but the constant one, which is beside the scores."""
+    wanted = dict.fromkeys((quality.trusted or task.best_metric, task.best_metric))
+    for answer, scores in simple[bool(quality.constant) :]:
+        values = [f"{metric} {format_value(scores[name][metric])}" for metric in wanted if metric in scores[name]]
+        yield f"On the {name} rows, {answer} gets {', '.join(values)} (`toolkit baseline`)."
 
 
 def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
@@ -244,27 +296,19 @@ def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
             shown.examples = Examples(run.task)
             shown.worst = Worst(run.task) if run.task.has("error") else None
         with written_whole(RunFolder(run.output_dir).predictions(name)) as file:
-            for line, record in enumerate(evaluation.records, start=1):
+            rows = run.data.evals[name].rows
+            for line, (record, source) in enumerate(zip(evaluation.records, named_rows(rows), strict=True), start=1):
                 if place == 0:
                     shown.see(line, record)
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                file.write(json.dumps(source | record, ensure_ascii=False) + "\n")
+
+
+def named_rows(rows: Any) -> Iterator[dict[str, Any]]:
+    """Yields `row`, the number of each row in messages about it, and its `id` where the run has `data.id_column`."""
+    for number, name in zip(rows[NUMBER][:], rows[IDENTIFIER][:], strict=True):
+        yield {"row": number} | ({} if name is None else {"id": name})
 
 
 def _facts(run: Run) -> dict[str, Any]:
     facts: dict[str, Any] = read_json(RunFolder(run.output_dir).facts)
     return facts
-
-
-def _samples(run: Run) -> list[str]:
-    if not run.task.has("samples"):
-        return []
-    run.model.eval()
-    return run.task.samples(run.model, run.processor)
-
-
-def _sections(run: Run, result: FitResult) -> list[Section]:
-    return [
-        part
-        for name, evaluation in result.evaluations.items()
-        for part in run.task.report_sections(name, evaluation.predictions, run.data.evals[name], run.output_dir)
-    ]

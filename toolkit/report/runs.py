@@ -79,7 +79,8 @@ class Record:
         """Returns one of `SECTIONS`, by name."""
         facts = self.facts
         if section == "setting":
-            return {name: value for name, value in self.settings.items() if name not in PLACES}
+            rows = {"rows per step": facts["rows_per_step"]} if "rows_per_step" in facts else {}
+            return {name: value for name, value in self.settings.items() if name not in PLACES} | rows
         if section == "data":
             return {f"{split} rows": count for split, count in facts["num_rows"].items()} | {
                 f"{split} fingerprint": value for split, value in facts["data_fingerprints"].items()

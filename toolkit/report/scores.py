@@ -40,10 +40,15 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
 
 
 def measurements(result: FitResult) -> dict[str, str]:
-    """Returns the loss, time, speed and memory of a training as text, by name."""
+    """Returns the scores of an ensemble, and the loss, time, speed and memory of a training as text, by name."""
     seconds, speed = format_duration(result.train_seconds), f"{result.items_per_second:,.4g} items per second"
     loss = {} if result.train_loss is None else {"train_loss": format_value(result.train_loss)}
-    return loss | {"training time": f"{seconds}, {speed}", "peak memory": format_bytes(result.memory.peak)}
+    both = {name: each for name, each in result.further.items() if name.startswith("ensemble_") and "/" not in name}
+    return (
+        readable(both)
+        | loss
+        | {"training time": f"{seconds}, {speed}", "peak memory": format_bytes(result.memory.peak)}
+    )
 
 
 def described(description: Description) -> str:

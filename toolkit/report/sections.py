@@ -17,6 +17,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.config.describe import Change, changes
 from toolkit.config.keys import to_yaml
 from toolkit.config.sections import Config
+from toolkit.data.table import IDENTIFIER, NUMBER
 from toolkit.document.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
 from toolkit.metrics.score import without_classes
 from toolkit.report.curves import Chart
@@ -64,7 +65,8 @@ def memory_table(memory: MemoryUse, predicted: Mapping[str, int] | None = None, 
     return [
         Text(
             f"Memory of the main process above the {format_bytes(memory.baseline)} in use before the model was "
-            f"built; its peak was {format_bytes(memory.peak)} in total, including evaluations and rows."
+            f"built; its peak was {format_bytes(memory.peak)} in total, including evaluations and rows. On a GPU, that "
+            "is what torch has allocated, otherwise what was resident; samples (as in curves) miss short peaks."
         ),
         Table(header, rows),
     ]
@@ -131,7 +133,13 @@ def state_of(cfg: Config) -> str:
 
 
 SIZES = {
-    *("train.per_device_train_batch_size", "train.num_train_epochs", "train.max_steps", "train.learning_rate"),
+    *(
+        "train.global_batch_size",
+        "train.per_device_train_batch_size",
+        "train.num_train_epochs",
+        "train.max_steps",
+        "train.learning_rate",
+    ),
     *("train.weight_decay", "train.adam_beta1", "train.adam_beta2", "train.adam_epsilon", "train.warmup_steps"),
 }
 """Settings of every training that do not enable a technique."""
@@ -165,7 +173,8 @@ def lead(run: Run, facts: Mapping[str, Any]) -> str:
     base, processes = run.cfg.model.name_or_path, facts["num_processes"]
     model = f"{base_name(base)}, fine-tuned" if base else f"a new {run.model.config.model_type} model"
     alone = "one process" if processes == 1 else f"{processes} processes"
-    return f"{model} on {facts['num_rows']['train']:,} rows, {alone}, {_device(facts)}, engine {facts['engine']}"
+    rows = f"{facts['num_rows']['train']:,} rows, {facts['rows_per_step']:,} per step"
+    return f"{model} on {rows}, {alone}, {_device(facts)}, engine {facts['engine']}"
 
 
 def sections(run: Run, outcome: Outcome) -> list[Section]:
@@ -173,16 +182,17 @@ def sections(run: Run, outcome: Outcome) -> list[Section]:
     shown, drawing = outcome.shown, RunFolder(run.output_dir).curves.name
     figures = [chart.figure for chart in outcome.charts]
     changed = [change for change in changes(run.cfg) if PLAIN.get(change.key) != change.value]
+    costs = cost_blocks(outcome.result.figures, outcome.facts["energy_source"], run.cfg)
     parts = [
         Section("Result", _result(run, outcome)),
         Section("Curves", [Gallery(figures, "Curves over the steps", drawing)] if figures else []),
         *outcome.sections,
-        Section("Data", [_rows(outcome.facts), *_labels(outcome.facts), *map(Text, run.data.notes)]),
+        Section("Data", [_rows(outcome.facts), *_labels(outcome.facts), *_omitted(run), *map(Text, run.data.notes)]),
         Section(WORST, _worst(run, shown.worst)),
         Section(EXAMPLES, _examples(run, shown.examples.chosen() if shown.examples else [])),
         Section(SAMPLES, [Code(sample) for sample in shown.samples]),
         Section("Environment", [_pairs(_where(run, outcome.facts), "what", "value")]),
-        Section("Time, energy and machine", _used(run, outcome)),
+        Section("Time, energy and machine", [*costs, *system_blocks(samples_of(run.output_dir, run.mesh.size))]),
         Section("Techniques used", _switches(changed)),
         Section("Where the time goes", time_section(run, outcome.result.phases)),
         Section("Memory", memory_section(run, outcome.result.memory, outcome.predicted)),
@@ -212,8 +222,9 @@ def _result(run: Run, outcome: Outcome) -> list[Block]:
 
 def _highlights(run: Run, outcome: Outcome, scores: Scores) -> Highlights:
     result, rows = outcome.result, {row.name: row for row in scores.rows}
-    figures = []
-    for name in dict.fromkeys([*list(rows)[:1], run.best.name, "eval_loss"]):
+    figures, main = [], [*list(rows)[:1], run.best.name]
+    tested = [name.replace("eval_", "test_", 1) for name in main]
+    for name in dict.fromkeys([*main, "eval_loss", *tested]):
         if (row := rows.get(name)) is not None:
             words = [name.replace("eval_", "validation ").replace("_", " ")]
             words += [f"95 %: {row.interval}"] * bool(row.interval)
@@ -224,7 +235,7 @@ def _highlights(run: Run, outcome: Outcome, scores: Scores) -> Highlights:
             *figures,
             *([] if result.train_loss is None else [("training loss", format_value(result.train_loss))]),
             ("items per second", f"{result.items_per_second:,.4g}"),
-            ("peak memory", format_bytes(result.memory.peak)),
+            ("peak memory, main process", format_bytes(result.memory.peak)),
             ("training time", format_duration(result.train_seconds)),
             ("step" if result.steps == 1 else "steps", f"{result.steps:,}"),
         ]
@@ -252,6 +263,17 @@ def _labels(facts: Mapping[str, Any]) -> list[Block]:
     return [Table(["label", *(f"{split} rows" for split in counts)], rows, sortable=True)]
 
 
+def _omitted(run: Run) -> list[Block]:
+    """Returns the table of everything that the run did not use, or not as it was; none if there is nothing."""
+    rows = [
+        [each.where, each.what, f"{each.count:,} of {each.total:,}", f"{each.count / each.total:.1%}", each.details]
+        for each in run.data.omissions
+    ]
+    return (
+        [Table(["where", "cut, skipped or ignored", "number", "share", "details"], rows, stacked=True)] if rows else []
+    )
+
+
 def _described(run: Run, line: int, record: Record) -> list[Any]:
     """Returns the cells of `DESCRIBED` for one line of the first set's predictions."""
     description = run.task.describe(record)
@@ -274,12 +296,16 @@ def _worst(run: Run, worst: Worst | None) -> list[Block]:
     found = worst.found() if worst is not None else []
     if worst is None or not found:
         return []
-    rows = [[wrong.line, wrong.error[0], *_described(run, wrong.line, wrong.record)] for wrong in found]
-    name = next(iter(run.data.evals))
+    name, data = next(iter(run.data.evals.items()))
+    numbers, names = data.rows[NUMBER], data.rows[IDENTIFIER]
+    rows = [
+        [names[wrong.line - 1] or numbers[wrong.line - 1], wrong.error[0], *_described(run, wrong.line, wrong.record)]
+        for wrong in found
+    ]
     file = RunFolder(run.output_dir).predictions(name).name
     return [
-        Text(f"The largest errors on the {name} rows. The full text is in {file} at the given line."),
-        Table(["line", worst.error_name, *DESCRIBED], rows, sortable=True, stacked=True),
+        Text(f"The largest errors on the {name} rows. The full text is in {file}, with the same row (or id)."),
+        Table(["row", worst.error_name, *DESCRIBED], rows, sortable=True, stacked=True),
     ]
 
 
@@ -298,12 +324,6 @@ def _where(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
         # The signature of a task's scores, if it has one.
         **{name: value for name, value in facts["task_state"].items() if isinstance(value, str)},
     }
-
-
-def _used(run: Run, outcome: Outcome) -> list[Block]:
-    samples = samples_of(run.output_dir, run.mesh.size)
-    costs = cost_blocks(outcome.result.figures, outcome.facts["energy_source"], run.cfg)
-    return [*costs, *system_blocks(samples)]
 
 
 def _switches(changed: Sequence[Change]) -> list[Block]:

@@ -9,6 +9,7 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from toolkit.metrics.classification import CLASSIFICATION, classification_quality, classification_scores
+from toolkit.metrics.entities import entity_quality
 from toolkit.metrics.intervals import FEWEST_EXAMPLES, Interval, bootstrap, wilson
 from toolkit.metrics.likelihood import likelihood_quality, likelihood_scores
 from toolkit.metrics.multi_label import multi_label_quality, multi_label_scores
@@ -96,6 +97,45 @@ def test_even_classes_trust_accuracy_and_chance_is_called_by_its_name() -> None:
     assert hint == "On 251 examples, this accuracy is not clearly better than always answering 'good'."
 
 
+def test_a_score_below_that_of_a_constant_answer_is_called_worse() -> None:
+    true = np.array([0, 1, 2, 2, 2] * 20)
+    (hint,) = classification_quality(np.zeros_like(true), true, LABELS).hints
+    assert hint == "On 100 examples, this accuracy is clearly worse than always answering 'good'."
+    labels = np.eye(3)[true]
+    (hint,) = multi_label_quality(1 - labels, labels, LABELS).hints
+    assert hint == "On 100 examples, this f1_micro is clearly worse than always answering 'good'."
+    only = np.full(20, 2)  # nothing is better than the constant answer, but much is worse
+    assert len(classification_quality(only, only, LABELS).hints) == 1
+    assert (
+        classification_quality(only - 1, only, LABELS).hints[-1].startswith("On 20 examples, this accuracy is clearly")
+    )
+    one = np.full((30, 1), 4.0)
+    assert regression_quality(one, one, ["value"]).hints == ()
+
+
+@pytest.mark.parametrize(
+    ("true", "trusted"), [([2] * 12, "accuracy"), ([0] * 3 + [2] * 9, "mcc"), ([0] * 6 + [2] * 6, "accuracy")]
+)
+def test_absent_classes_are_named_with_the_score_that_a_perfect_model_can_reach(true: list[int], trusted: str) -> None:
+    quality, scores = (function(true, true, LABELS) for function in (classification_quality, classification_scores))
+    present = len(set(true))
+    assert (quality.trusted, scores[trusted]) == (trusted, 1.0)
+    absent = "'bad', 'fair'" if present == 1 else "'fair'"
+    assert quality.hints == (
+        f"No example here is of {absent} ({3 - present} of 3 classes): macro averages count them as 0, so that even a "
+        f"model without errors gets {scores['f1_macro']:.3g}. Trust {trusted}, or evaluate rows of all classes.",
+    )
+    labels = np.eye(3)[true]
+    several = multi_label_quality(labels, labels, LABELS).hints
+    assert several == (quality.hints[0].replace("classes", "labels").replace(f"Trust {trusted}", "Trust f1_micro"),)
+    tags = [[f"B-{LABELS[each]}"] for each in true]
+    assert entity_quality(tags, tags, LABELS).hints[0].startswith(f"No example here is of {absent} (")
+
+
+def test_no_interval_ends_in_rounding_errors() -> None:
+    assert all(wilson(0.0, count).low == 0.0 and wilson(1.0, count).high == 1.0 for count in range(1, 300))
+
+
 def test_figures_keep_the_names_of_their_scores() -> None:
     quality = Quality({"f1": Interval(0.25, 0.5)}, "always 'a'", {"f1": 0.125})
     assert quality.figures("eval_") == {"eval_f1_low": 0.25, "eval_f1_high": 0.5, "eval_f1_baseline": 0.125}
@@ -112,6 +152,9 @@ def test_regression_is_compared_with_the_mean() -> None:
     assert quality.baseline["rmse"] == pytest.approx(true.std())
     assert (quality.baseline["r2"], quality.hints) == (0.0, ())
     (hint,) = regression_quality(np.zeros_like(true), true, ["value"]).hints
+    assert hint == "On 300 examples, this rmse is clearly worse than always answering the mean."
+    noise = random.normal(0, true.std(), size=(300, 1))
+    (hint,) = regression_quality(true + noise, true, ["value"]).hints
     assert hint == "On 300 examples, this rmse is not clearly better than always answering the mean."
 
 

@@ -168,7 +168,7 @@ def test_adapters_of_a_pretrained_model_predict_and_merge_into_it(tmp_path, caps
     assert run_command("predict", tmp_path / "run", "--input", rows, "--output", tmp_path / "new.jsonl") == 0
     new = [json.loads(line)["scores"] for line in (tmp_path / "new.jsonl").read_text().splitlines()]
     assert_close(new, [row["scores"] for row in predictions(tmp_path / "run")[:3]], float32_tolerance())
-    assert run_command("merge", tmp_path / "run", "--output-dir", tmp_path / "merged") == 0
+    assert run_command("merge", tmp_path / "run", "--output", tmp_path / "merged") == 0
     assert transformers.pipeline("text-classification", str(tmp_path / "merged"))("good")[0]["label"]
     assert run_command("merge", tmp_path / "first") == 2
     assert "nothing to merge: it trained the full model" in capsys.readouterr().err

@@ -55,6 +55,27 @@ def test_weights_are_trained_in_float32_whatever_they_were_saved_in(pretrained, 
     assert build_model(settings, load_model_config(settings), HEAD, seed=1).dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("pooling", "said"),
+    [({"pooling_mode_mean_tokens": True}, True), ({"pooling_mode": "mean"}, True), ({"pooling_mode": "cls"}, False)],
+)
+def test_a_sentence_encoder_whose_mean_is_not_used_is_named(pretrained, tmp_path, capsys, pooling, said):
+    folder = tmp_path / "encoder"
+    shutil.copytree(pretrained, folder)
+    settings = ModelConfig(name_or_path=str(folder))
+    config = load_model_config(settings)
+    build_model(settings, config, HEAD, seed=1)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text("{")
+    build_model(settings, config, HEAD, seed=1)
+    assert "average its tokens" not in capsys.readouterr().out
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    build_model(settings, config, "AutoModelForTokenClassification", seed=1)
+    assert "average its tokens" not in capsys.readouterr().out
+    build_model(settings, config, HEAD, seed=1)
+    assert (f"{folder} was trained to average its tokens" in capsys.readouterr().out) is said
+
+
 def test_sizes_that_do_not_fit_the_weights_are_rejected(pretrained):
     settings = ModelConfig(name_or_path=str(pretrained), config_overrides={"hidden_size": 16})
     with pytest.raises(InputError, match="do not fit BertForSequenceClassification"):
@@ -183,6 +204,22 @@ def test_a_damaged_folder_is_not_said_to_be_missing(tmp_path):
     with pytest.raises(InputError, match=r"cannot load the model in the folder .*\n  Reason: ") as refused:
         load_model_config(ModelConfig(name_or_path=str(tmp_path)))
     assert "Hub" not in str(refused.value)
+
+
+def test_what_to_do_is_not_cut_from_a_message_of_transformers(tmp_path):
+    (tmp_path / "own.py").write_text("from transformers import PretrainedConfig\nclass Own(PretrainedConfig): pass\n")
+    for settings, remedy in (
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}},
+            "Please pass the argument model.trust_remote_code=true (for a finished run: --trust-remote-code)",
+        ),
+        ({"model_type": "from_the_future"}, "pip install --upgrade transformers"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        with pytest.raises(InputError) as refused:
+            load_model_config(ModelConfig(name_or_path=str(tmp_path)))
+        assert remedy in str(refused.value)
+        assert str(refused.value).count("\n") == 1  # the reason is one line
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def cells(page: str, heading: str) -> list[list[str]]:
 def test_both_forms_have_the_same_parts(page: str, text: str) -> None:
     assert re.findall(r"<h2[^>]*>(.*?)</h2>", page) == HEADINGS
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == HEADINGS
-    assert "a new bert model on 24 rows, one process" in page
+    assert "a new bert model on 24 rows, 8 per step, one process" in page
     for name in ("best_step", "eval_accuracy", "peak_memory", "trainable_parameters"):
         assert f"| {name} | " in text
         assert f">{name}</td>" in page
@@ -160,6 +160,7 @@ def test_memory_stands_beside_what_was_predicted(page: str) -> None:
     assert all(row[1] == row[2] for row in cells(page, "Memory")[:3])  # what was predicted of the states is exact
     words, table = memory_table(MEASURED)
     assert "above the 300 MiB" in words.text
+    assert "On a GPU, that is what torch has allocated, otherwise what was resident; samples" in words.text
     assert [[shown(cell) for cell in row] for row in table.rows] == [
         [name, size] for name, size in zip(parts, ("1 MiB", "1 MiB", "2 MiB", "0 B", "6 MiB", "10 MiB"), strict=True)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from toolkit.api.training import Callback, Training
 from toolkit.base.package import import_object
@@ -48,8 +48,21 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
 
 def build_callbacks(training: Training) -> dict[str, Callback]:
     """Builds the callbacks that the run's configuration enables, by name."""
+    cfg = training.run.cfg
+    places = {name: place for name, (is_asked, place) in CALLBACKS.items() if is_asked(cfg)}
     return {
         name: import_object(place)(training)
-        for name, (is_asked, place) in CALLBACKS.items()
-        if is_asked(training.run.cfg)
+        for name, place in (places | {each: each for each in cfg.callbacks}).items()
     }
+
+
+def own_callback_problems(cfg: Config) -> Iterator[str]:
+    """Yields why entries of `callbacks` cannot be used, as full messages."""
+    for name in cfg.callbacks:
+        try:
+            found = import_object(name)
+        except Exception as error:  # importing a user's module can raise anything
+            yield f"callbacks: cannot use {name!r}: {type(error).__name__}: {error}"
+            continue
+        if not (isinstance(found, type) and issubclass(found, Callback)):
+            yield f"callbacks: {name} is no class that derives from toolkit.api.training.Callback"

@@ -70,10 +70,7 @@ class Costs(Callback):
 
 
 def known(value: Any) -> float:
-    """Returns a number of a checkpoint, which somebody else may have made.
-
-    Raises ValueError if it is negative or not finite; TypeError if it is no number.
-    """
+    """Returns a number of a checkpoint; raises an error if it is none, negative or not finite."""
     number = float(value)
     if not 0 <= number < math.inf:
         raise ValueError(f"received {value}, must be a finite number of at least 0")

@@ -25,10 +25,7 @@ BINS = 64
 
 
 class Histograms(Callback):
-    """Sends the gradient of a step, as the optimizer receives it, and the weights after it.
-
-    Of replicas the main process sends its own. Parameters that are split over processes are gathered one after another.
-    """
+    """Sends the gradient of a step, as the optimizer receives it, and the weights after it, one by one."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
@@ -85,11 +82,7 @@ def histogram(values: Tensor) -> Histogram | None:
 
 
 class CompressionError(Callback):
-    """Computes the gradient of one row of the first step with and without compression, and says how they differ.
-
-    It is a single row, since a micro-batch might not fit into the memory without compression. The result is the norm of
-    the difference over the norm of the exact gradient, with the same dropout.
-    """
+    """Says how one row's gradient of the first step differs from the exact one; a micro-batch might not fit."""
 
     def __init__(self, training: Training) -> None:
         self.training, self.error = training, math.nan

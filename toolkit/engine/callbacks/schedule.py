@@ -16,10 +16,7 @@ _KEPT = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 
 
 class Plateau(Callback):
-    """Passes each evaluation's metric to torch's `ReduceLROnPlateau` and scales all learning rates by its factor.
-
-    `min_lr` and `eps` refer to `train.learning_rate`; the rates of other groups are reduced by the same factor.
-    """
+    """Passes each evaluation's metric to torch's `ReduceLROnPlateau` and scales all learning rates by its factor."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from toolkit.models.unpadded.packing import LONGEST_TOGETHER, Packing, Rows
+from toolkit.models.unpadded.packing import LONGEST_TOGETHER, Packing
 
 LONGEST_IN_FLOAT32 = 256
 """Tokens up to which attention in float32 is faster than in bfloat16 or float16 on a CPU."""
@@ -154,11 +154,8 @@ def attention(
 
 
 def _is_flat(packing: Packing, query: Tensor, key: Tensor) -> bool:
-    return _holds(packing.queries, query) and _holds(packing.keys, key)
-
-
-def _holds(rows: Rows, heads: Tensor) -> bool:
-    return heads.shape[0] == 1 and heads.shape[2] == rows.total
+    sides = (packing.queries, query), (packing.keys, key)
+    return all(heads.shape[0] == 1 and heads.shape[2] == rows.total for rows, heads in sides)
 
 
 def _bias(packing: Packing, position_bias: Tensor | None, causal: bool) -> Tensor | None:

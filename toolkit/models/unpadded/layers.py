@@ -53,12 +53,7 @@ def stacks(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 class _Hooks:
-    """Hooks of a module.
-
-    Args:
-        module: the module.
-        find: finds the packing among its arguments.
-    """
+    """Hooks of a module; `find` finds the packing among its arguments."""
 
     def __init__(self, module: nn.Module, find: Callable[[Given], Packing | None] | None = None) -> None:
         self.names, self.find = list(inspect.signature(module.forward).parameters), find or self_packing
