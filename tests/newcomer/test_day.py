@@ -11,7 +11,6 @@ from pathlib import Path
 import newcomers as files
 import pytest
 from commands import run_command
-from newcomer_models import SAVE
 
 QUICK = ("train.num_train_epochs=1", "train.max_steps=2", "eval.eval_steps=null", "checkpoint.save_steps=null",
          "checkpoint.load_best_model_at_end=false")  # fmt: skip
@@ -60,14 +59,6 @@ USERS = {
 }  # fmt: skip
 FAST = ("csv, semicolon", "questions")
 """Users whose day is part of the fast tests."""
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    for name, save in SAVE.items():
-        save(folder / name)
-    return folder
 
 
 @pytest.mark.parametrize(

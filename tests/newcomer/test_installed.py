@@ -87,7 +87,7 @@ def test_a_fetched_run_is_trained_used_served_and_exported_and_then_needs_no_too
     with served(tmp_path / "hub") as (address, _), monkeypatch.context() as online:
         for name, value in {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "online"), **HUB_ALONE}.items():
             online.setenv(name, value)
-        installed.toolkit("fetch", *run, "--to", "fetched", "--prepare")
+        installed.toolkit("fetch", *run, "--output", "fetched", "--prepare")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))  # that of another machine
     installed.toolkit("validate", *run, "offline_dir=fetched", "output_dir=run")
     installed.toolkit("train", *run, "offline_dir=fetched", "output_dir=run")

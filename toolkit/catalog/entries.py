@@ -10,16 +10,17 @@ import csv
 import gzip
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 Row = TypeVar("Row")
 
-MAX_TEXT_BYTES = 2**28
-"""Largest text that is unpacked, far above that of every dataset."""
+MAX_FILE_BYTES = 2**28
+"""Largest file that is unpacked, far above that of every dataset."""
 
 
 def agxqa(raw: Path, target: Path) -> None:
@@ -80,13 +81,43 @@ def fashion(raw: Path, target: Path) -> None:
             sprite.crop((left, top, left + CELL, top + CELL)).save(folder / f"{index:03d}.png", optimize=True)
 
 
-SPEAKERS = {"train": ("george", "jackson", "lucas", "nicolas"), "validation": ("theo",)}
-CLIPS = {"train": range(0, 50, 2), "validation": range(20)}
-"""Split of the spoken digits: the speakers of each part, and the clips taken of each digit."""
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+"""Classes of CIFAR-10, in the order of their numbers."""
+BATCHES = {**{f"data_batch_{number}": "train" for number in range(1, 6)}, "test_batch": "test"}
+"""Files of CIFAR-10, and the published part of each."""
+
+
+def cifar10(raw: Path, target: Path) -> None:
+    """Converts rows of a class and the red, green and blue pixels; every tenth training image is for validation."""
+    import tarfile
+
+    from PIL import Image
+
+    plane, counts = 32 * 32, Counter[tuple[str, str]]()
+    with tarfile.open(raw / "cifar-10-binary.tar.gz", "r:gz") as archive:
+        for batch, part in BATCHES.items():
+            content = _unpacked(archive.extractfile(f"cifar-10-batches-bin/{batch}.bin"), batch)
+            if len(content) % (1 + 3 * plane):
+                raise ValueError(f"{batch} has {len(content):,} bytes, expected {1 + 3 * plane:,} for each image")
+            for start in range(0, len(content), 1 + 3 * plane):
+                name = CIFAR_CLASSES[content[start]]
+                counts[part, name] += 1
+                number = counts[part, name]
+                folder = target / ("validation" if part == "train" and number % 10 == 0 else part) / name
+                folder.mkdir(parents=True, exist_ok=True)
+                colours = (content[start + 1 + k * plane : start + 1 + (k + 1) * plane] for k in range(3))
+                image = Image.merge("RGB", [Image.frombytes("L", (32, 32), colour) for colour in colours])
+                image.save(folder / f"{number:04d}.png")
+
+
+SPEAKERS = {"train": ("george", "jackson", "lucas", "nicolas"), "validation": ("theo",), "test": ("theo",)}
+CLIPS = {"train": range(6, 50, 2), "validation": range(5, 20), "test": range(5)}
+"""Split of the spoken digits: the speakers of each part, and the clips taken of each digit. The published test clips,
+those below 5, are in no other part."""
 
 
 def spoken_digits(raw: Path, target: Path) -> None:
-    """Extracts clips from the archive; the speaker of the validation part has no clips in training."""
+    """Extracts clips from the archive; the speaker of the other parts has no clips in training."""
     import tarfile
 
     wanted = {
@@ -102,20 +133,21 @@ def spoken_digits(raw: Path, target: Path) -> None:
             folder, _, name = member.name.rpartition("/")
             if name not in wanted or not member.isfile() or folder.rpartition("/")[2] != "recordings":
                 continue
-            content = archive.extractfile(member)
-            assert content is not None  # it is a plain file
             path = wanted.pop(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content.read())
+            path.write_bytes(_unpacked(archive.extractfile(member), name))
     if wanted:
         raise ValueError(f"{len(wanted)} clips are not in the archive, for instance recordings/{min(wanted)}")
 
 
 def wikitext2(raw: Path, target: Path) -> None:
-    """Uses the validation text for training, and the test text up to the first heading after its middle to validate."""
-    (target / "train.txt").write_bytes((raw / "valid.txt").read_bytes())
-    text = (raw / "test.txt").read_bytes().decode()
-    (target / "validation.txt").write_bytes(text[: text.index("\n = ", len(text) // 2)].encode())
+    """Extracts the three published parts."""
+    import zipfile
+
+    with zipfile.ZipFile(raw / "wikitext-2-raw-v1.zip") as archive:
+        for name, part in (("train", "train"), ("validation", "valid"), ("test", "test")):
+            with archive.open(f"wikitext-2-raw/wiki.{part}.raw") as file:
+                (target / f"{name}.txt").write_bytes(_unpacked(file, file.name))
 
 
 def _cut(rows: list[Row], first: float, second: float) -> tuple[list[Row], list[Row]]:
@@ -128,10 +160,16 @@ def _cut(rows: list[Row], first: float, second: float) -> tuple[list[Row], list[
 
 def _unpacked_lines(path: Path) -> list[str]:
     with gzip.open(path) as file:
-        content = file.read(MAX_TEXT_BYTES + 1)
-    if len(content) > MAX_TEXT_BYTES:
-        raise ValueError(f"{path.name} unpacks to more than {MAX_TEXT_BYTES:,} bytes")
+        content = _unpacked(file, path.name)
     return [line.strip() for line in content.decode().removesuffix("\n").split("\n")]
+
+
+def _unpacked(file: IO[bytes] | gzip.GzipFile | None, name: str) -> bytes:
+    """Reads a file of an archive, unless it is none or too large."""
+    content = file.read(MAX_FILE_BYTES + 1) if file else b""
+    if not 0 < len(content) <= MAX_FILE_BYTES:
+        raise ValueError(f"{name} is not a file, is empty, or unpacks to more than {MAX_FILE_BYTES:,} bytes")
+    return content
 
 
 DEFAULT_FOLDER = "data"
@@ -156,7 +194,8 @@ class CatalogEntry:
     sources: tuple[Source, ...]  # the files to download
     convert: Callable[[Path, Path], None]  # reads the sources in a folder, and writes the dataset into another
     sha256: Mapping[str, str]
-    """Checksum (`toolkit.catalog.get.digest`) of each file or folder on which the recipes' figures were measured."""
+    """Checksum (`toolkit.catalog.get.digest`) of each file or folder on which the recipes' figures were measured, or of
+    a source, where nothing was measured."""
 
 
 def _github(repository: str, revision: str, path: str) -> Source:
@@ -233,8 +272,16 @@ CATALOG: dict[str, CatalogEntry] = {
             "validation": "7bbc14423e5e3e1bdb966d26d17c2b95f21c9a2e78979d99a770b3a9baa2fe99",
         },
     ),
+    "cifar10": CatalogEntry(
+        summary="CIFAR-10, 32x32 colour images of 10 classes: 45,000 to train, 5,000 to validate, 10,000 to test",
+        licence="none stated (cite Krizhevsky 2009)",
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+        sources=(Source("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "cifar-10-binary.tar.gz"),),
+        convert=cifar10,
+        sha256={"cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
+    ),
     "spoken_digits": CatalogEntry(
-        summary="Free Spoken Digit Dataset: 1,000 clips of four speakers for training, 200 of another for validation",
+        summary="Free Spoken Digit Dataset: 880 clips for training, 150 of another speaker for validation, 50 to test",
         licence="CC BY-SA 4.0",
         homepage="https://github.com/Jakobovski/free-spoken-digit-dataset",
         sources=(
@@ -247,31 +294,24 @@ CATALOG: dict[str, CatalogEntry] = {
         ),
         convert=spoken_digits,
         sha256={
-            "train": "e4e66e5b9aa637c1f47ef4d4557a6fec7f52e9273664559c734f15c42d48dbb4",
-            "validation": "4cadbfedf62425786b1262355ef879245baf1bf648cc5f39277704797bde97e3",
+            "train": "9c95eeb48fc01abfa3c54f6f120a0e090cd90195e677f4b09f751acdbddf17b4",
+            "validation": "6cee8b4fc7b368a77fdf6be3a46f4753b703d5f66e153501e5821c6930b101a4",
+            "test": "41930063d608b30cb72924a2118e6f8fbcdb1801360b622b7cfa05e297c025c6",
         },
     ),
     "wikitext2": CatalogEntry(
-        summary="WikiText-2, the validation text (1.1 MB) for training, half of the test text for validation (English)",
+        summary="WikiText-2, raw text of Wikipedia as published: training, validation and test (English)",
         licence="CC BY-SA 3.0",
-        homepage="https://github.com/pytorch/examples/tree/main/word_language_model",
+        homepage="https://huggingface.co/datasets/Salesforce/wikitext",
         sources=(
-            _github(
-                "pytorch/examples",
-                "37ce9402ff0cae48d764d7788810fd2ed8238b25",
-                "word_language_model/data/wikitext-2/valid.txt",
-            ),
-            _github(
-                "pytorch/examples",
-                "cada773327ba94a5970e0d57c17c847d69dbbb8f",
-                "word_language_model/data/wikitext-2/test.txt",
+            Source(
+                "https://huggingface.co/datasets/ggml-org/ci/resolve/927b3642933080f1b0e811e2f916e14c292992f9/"
+                "wikitext-2-raw-v1.zip",
+                "wikitext-2-raw-v1.zip",
             ),
         ),
         convert=wikitext2,
-        sha256={
-            "train.txt": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-            "validation.txt": "e7f15e748d7b9b2452619a663ffd7943df13ec8101fc2162adf85921fda92123",
-        },
+        sha256={"wikitext-2-raw-v1.zip": "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"},
     ),
 }
 """The datasets by name, which is also the name of the folder."""
@@ -283,5 +323,5 @@ def command_for(path: str | Path) -> str | None:
     for place, (folder, name) in enumerate(pairwise(parts)):
         if folder == DEFAULT_FOLDER and name in CATALOG:
             where = Path(*parts[: place + 1])
-            return f"toolkit data get {name}" + ("" if where == Path(DEFAULT_FOLDER) else f" --output-dir {where}")
+            return f"toolkit data get {name}" + ("" if where == Path(DEFAULT_FOLDER) else f" --output {where}")
     return None

@@ -8,6 +8,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Callable
 from http.client import HTTPException
@@ -25,6 +26,7 @@ TIMEOUT_SECONDS = 30.0
 MAX_BYTES = 2**28
 """Largest download, far above that of every dataset."""
 _CHUNK = 2**16
+_ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error)
 
 
 class DownloadError(ToolkitError):
@@ -142,13 +144,13 @@ def get_dataset(
 
 def _missing_files(entry: CatalogEntry, folder: Path) -> list[str]:
     """Returns the missing files of a dataset's folder; another folder, or changed files, are an InputError."""
-    noted = _noted_files(folder / NOTE)
+    noted = _noted_files(entry, folder / NOTE)
     if noted is None:
         if all((folder / part).exists() and digest(folder / part) == entry.sha256[part] for part in entry.sha256):
             return []
         raise InputError(
-            f"{folder.absolute()} exists, but its {NOTE} is missing or unreadable and its files are not the expected "
-            "ones. Nothing was changed. Move the folder away and run the command again."
+            f"{folder.absolute()} exists, but its {NOTE} is missing, unreadable or of an earlier version, and its "
+            "files are not the expected ones. Nothing was changed. Move the folder away and run the command again."
         )
     changed = [file for file in noted if (folder / file).is_file() and file_sha256(folder / file) != noted[file]]
     if changed:
@@ -160,11 +162,12 @@ def _missing_files(entry: CatalogEntry, folder: Path) -> list[str]:
     return [file for file in noted if not (folder / file).is_file()]
 
 
-def _noted_files(note: Path) -> dict[str, str] | None:
-    """Returns the recorded checksum of each file of a dataset, or None if there are none."""
+def _noted_files(entry: CatalogEntry, note: Path) -> dict[str, str] | None:
+    """Returns the recorded checksum of each file of a dataset, or None if there are none, or others were recorded."""
     try:
-        files = json.loads(note.read_text(encoding="utf-8"))["files"]
-        return {str(file): str(sha256) for file, sha256 in files.items()}
+        noted = json.loads(note.read_text(encoding="utf-8"))
+        files = {str(file): str(sha256) for file, sha256 in noted["files"].items()}
+        return files if noted["summary"] == entry.summary else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
@@ -184,12 +187,10 @@ def _make(name: str, entry: CatalogEntry, workplace: Path, mirror: Path | None, 
         sources.append({"url": source.url, "bytes": path.stat().st_size, "sha256": file_sha256(path)})
         say(f"  {source.url}\n    {sources[-1]['bytes']:,} bytes, sha256 {sources[-1]['sha256']}")
     _convert(name, entry, raw, made)
-    different = [part for part, sha256 in entry.sha256.items() if digest(made / part) != sha256]
+    known = {part: made / part if (made / part).exists() else raw / part for part in entry.sha256}
+    different = [part for part, path in known.items() if digest(path) != entry.sha256[part]]
     if different:
-        say(
-            f"  The source has changed: {', '.join(different)} differs from the data on which the figures in the "
-            "recipes' READMEs were measured."
-        )
+        say(f"  The source has changed: {', '.join(different)} differs from the data that this toolkit knows.")
     files = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file())
     note: dict[str, Any] = {
         "dataset": name,
@@ -220,7 +221,7 @@ def _download(name: str, entry: CatalogEntry, url: str, path: Path) -> None:
 def _convert(name: str, entry: CatalogEntry, raw: Path, made: Path) -> None:
     try:
         entry.convert(raw, made)
-    except (ValueError, LookupError, TypeError, EOFError, tarfile.TarError, zlib.error, OSError) as error:
+    except (ValueError, LookupError, TypeError, EOFError, RuntimeError, OSError, *_ARCHIVE_ERRORS) as error:
         files = ", ".join(source.file for source in entry.sources)
         raise DownloadError(
             f"{name}: the source ({files}) is damaged, or its format has changed: {type(error).__name__}: {error}"

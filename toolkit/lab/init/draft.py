@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 from toolkit.api.task import Task
+from toolkit.base.console import LOGGER, shorten
 from toolkit.base.errors import ConfigError, DataError, InputError
 from toolkit.config import Loaded
 from toolkit.config.fields import STRICT
@@ -18,18 +22,20 @@ from toolkit.config.load import load_config
 from toolkit.config.messages import did_you_mean, join
 from toolkit.config.paths import DATA_FILES, data_file_problems
 from toolkit.config.sections import Config, DataConfig
+from toolkit.data.columns import Beside, unused_columns
 from toolkit.data.findings import listed
 from toolkit.data.loading import CheckedRows, check_rows
 from toolkit.data.readers.raw import Reading
+from toolkit.data.table import skipped
 from toolkit.lab.init.files import entity_guesses, file_guesses, name_of, split_files
-from toolkit.lab.init.guesses import Guess, evaluation, groups, to_text, training, validation
-from toolkit.lab.init.kinds import KINDS, SINGLE, Columns, Kind, Sample, can_be_label, is_text, languages_of, merged
-from toolkit.lab.init.models import choose
+from toolkit.lab.init.guesses import Guess, evaluation, groups, speed, to_text, training, validation
+from toolkit.lab.init.kinds import COLUMN, KINDS, Columns, Kind, Sample, is_text, languages_of
+from toolkit.lab.init.labels import SINGLE, can_be_label, merged
+from toolkit.lab.init.models import choose, from_scratch
 from toolkit.lab.init.profile import ColumnProfile, Profile, profile_file
 from toolkit.recipe import load_settings, load_task_type
 
 TEXT_ROLES = ("text", "source", "target", "context")
-_COLUMN = "data.columns."
 LABEL_MAP = "task.label_map"
 AS_GIVEN = "as given"
 """The reason of settings that the user named."""
@@ -45,6 +51,7 @@ class Draft:
     config: Config  # the settings
     task: Task  # the recipe's task
     rows: CheckedRows  # all rows, checked and split
+    unused: Sequence[str]  # columns of the file that nothing reads
 
     @property
     def summary(self) -> str:
@@ -53,8 +60,9 @@ class Draft:
 
     def yaml(self, command: str) -> str:
         """Returns the text of the YAML, whose first line names the command that uses it."""
-        why = f"Written by `toolkit init` for {self.summary}. Comments give the reasons."
-        return to_text((why, f"Run: {command}"), self.guesses)
+        title = [f"Written by `toolkit init` for {self.summary}. Comments give the reasons.", f"Run: {command}"]
+        title += [f"Not used: {shorten(name)}" for name in self.unused]
+        return to_text(title, self.guesses)
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,10 @@ class _NoTask:
     __pydantic_config__ = STRICT
 
 
-def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = ()) -> Draft:
+def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = (), *, scratch: bool = False) -> Draft:
     """Guesses the settings for a file or folder, except for `overrides`, and the recipe, unless it is named.
+
+    The model is a pretrained one or, with `scratch`, a small new one.
 
     Raises:
         InputError: if the data fits no recipe; the message says which columns there are, and what to do.
@@ -79,17 +89,20 @@ def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = ())
     data = replace(data, **{guess.key.removeprefix("data."): guess.value for guess in reading})
     profile = profile_file(str(data.train_file), Reading.of(data))
     kind, columns = recognise(profile, recipe, given)
-    languages = languages_of(profile, columns, kind.texts)
-    model = choose(kind.name, languages, given.get("model.name_or_path"))
+    languages, named = languages_of(profile, columns, kind.texts), given.get("model.name_or_path")
+    if scratch and named:
+        raise InputError(f"--from-scratch: a model is named, too, {named}; remove one of them")
+    model = from_scratch(kind.name, kind.what) if scratch else choose(kind.name, languages, named)
     sample = Sample(profile, columns, languages, model, given)
     guesses = [
         Guess("output_dir", f"outputs/{name_of(source)}", "everything that the run writes"),
-        Guess("model.name_or_path", model.name, model.reason),
+        *([] if model.settings else [Guess("model.name_or_path", model.name, model.reason)]),
         *files,
         *reading,
-        *entity_guesses(profile),
+        *entity_guesses(profile, [name for role, name in columns.items() if role != "label"]),
         *_column_guesses(sample),
         *(guess for settings in kind.settings for guess in settings(sample)),
+        *starmap(Guess, model.settings.items()),
         *_split_guesses(kind, sample, files),
     ]
     task_type = load_task_type(kind.recipe)
@@ -99,7 +112,10 @@ def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = ())
         first, rows = _rows(task_type, sample, guesses, overrides)
     guesses = [*map(partial(_counted, rows=rows), guesses), *_from_rows(kind, sample, first, rows)]
     loaded = load_settings(task_type, _nested(guesses), overrides, {})
-    return Draft(kind, sample, _as_given(guesses, loaded), loaded.config, task_type(loaded.config), rows)
+    task, read = task_type(loaded.config), loaded.config.data
+    rows = check_rows(loaded.config, task)  # what a run will read
+    unused = unused_columns(profile.columns, task, read.columns, Beside.of(read, task))
+    return Draft(kind, sample, _as_given(guesses, loaded), loaded.config, task, rows, unused)
 
 
 def _rows(
@@ -108,12 +124,15 @@ def _rows(
     """Returns the settings so far, and the rows, checked and split; a DataError names the guessed columns."""
     cfg = load_settings(task_type, _nested(guesses), overrides, {}).config
     try:
-        return cfg, check_rows(replace(cfg, data=replace(cfg.data, bad_rows="skip")), task_type(cfg))
+        with ExitStack() as after:  # notes on the files are for the last time that they are read
+            after.callback(LOGGER.setLevel, LOGGER.level)
+            LOGGER.setLevel(logging.ERROR)
+            return cfg, check_rows(replace(cfg, data=replace(cfg.data, bad_rows="skip")), task_type(cfg))
     except DataError as error:
-        guessed = {role: name for role, name in sample.columns.items() if _COLUMN + role not in sample.given}
+        guessed = {role: name for role, name in sample.columns.items() if COLUMN + role not in sample.given}
         if not guessed:
             raise
-        listed = ", ".join(f"{_COLUMN}{role}={shlex.quote(name)}" for role, name in guessed.items())
+        listed = ", ".join(f"{COLUMN}{role}={shlex.quote(name)}" for role, name in guessed.items())
         raise DataError(
             f"{error}\nThese columns were guessed; if one is wrong, name the right one: {listed}"
         ) from error
@@ -135,7 +154,7 @@ def recognise(profile: Profile, recipe: str | None, given: Mapping[str, str]) ->
     recipes = list(dict.fromkeys(kind.recipe for kind in KINDS))
     if recipe is not None and recipe not in recipes:
         raise InputError(f"--recipe: received {recipe!r}, expected {join(recipes)}{did_you_mean(recipe, recipes)}")
-    chosen = {key.removeprefix(_COLUMN): value for key, value in given.items() if key.startswith(_COLUMN)}
+    chosen = {key.removeprefix(COLUMN): value for key, value in given.items() if key.startswith(COLUMN)}
     missing = [repr(name) for name in chosen.values() if name not in profile.columns]
     if not missing:
         for kind in KINDS:
@@ -144,11 +163,20 @@ def recognise(profile: Profile, recipe: str | None, given: Mapping[str, str]) ->
     listed = "\n".join(f"  {column.name}: {_described(column)}" for column in profile.columns.values())
     wanted = f"the recipe {recipe}" if recipe else "any recipe"
     problem = f"there is no column {join(missing)}" if missing else f"the columns do not fit {wanted}"
-    raise InputError(
-        f"{profile.source}: {problem}. Its columns:\n{listed}\n"
+    raise InputError("\n".join([f"{profile.source}: {problem}. Its columns:", listed, *_advice(profile, recipe)]))
+
+
+def _advice(profile: Profile, recipe: str | None) -> Iterator[str]:
+    """Yields what to do with columns that do not fit."""
+    if recipe is not None:
+        columns = {name: column for name, column in load_task_type(recipe).columns.items() if column.required}
+        yield "\n".join([f"{recipe} reads:", *(f"  {name}: {column.help}" for name, column in columns.items())])
+        yield f"Name your columns: {' '.join(f'{COLUMN}{name}=COLUMN' for name in columns)}, as far as they are there."
+        return
+    yield (
         "Classification and regression need a column of labels that repeat, or of numbers, beside the text, image or "
-        f"audio file; name it with {_COLUMN}label=COLUMN (and the text with {_COLUMN}text=COLUMN).\n"
-        f"To train a language model on a column: --recipe language_modeling {_COLUMN}text=COLUMN."
+        f"audio file; name it with {COLUMN}label=COLUMN (and the text with {COLUMN}text=COLUMN).\n"
+        f"To train a language model on a column: --recipe language_modeling {COLUMN}text=COLUMN."
     )
 
 
@@ -176,7 +204,7 @@ def _column_guesses(sample: Sample) -> Iterator[Guess]:
         others = [repr(each.name) for each in free if fits and fits(each)]
         why = _described(column) + (f"; or is it {join(others)}?" if others else "")
         if name != role:
-            yield Guess(f"{_COLUMN}{role}", name, why)
+            yield Guess(f"{COLUMN}{role}", name, why)
 
 
 def _split_guesses(kind: Kind, sample: Sample, files: Sequence[Guess]) -> Iterator[Guess]:
@@ -191,14 +219,21 @@ def _split_guesses(kind: Kind, sample: Sample, files: Sequence[Guess]) -> Iterat
 def _from_rows(kind: Kind, sample: Sample, cfg: Config, rows: CheckedRows) -> Iterator[Guess]:
     """Yields the settings that follow from all rows."""
     train, findings = rows.splits["train"], rows.findings
-    limits = kind.limits(train, sample.model)
+    limits = kind.limits(train, sample.model, cfg.task)
     yield from limits
     if any(rows.bad_rows.values()):
-        yield Guess("data.bad_rows", "skip", "; ".join(findings.skipped.values()))
+        yield Guess(
+            "data.bad_rows", "skip", "; ".join(str(skipped(table)) for table in rows.tables.values() if table.bad)
+        )
     longest = max((guess.value for guess in limits if "length" in guess.key or "block" in guess.key), default=0)
-    yield from training(len(train), longest, sample.model.learning_rate)
-    single = getattr(cfg.task, "problem_type", None) == SINGLE
-    yield from evaluation(findings.labels.get("train", {}), single)
+    adapters = sample.given.get("model.peft.method", "none") != "none"
+    yield from training(len(train), longest, sample.model, adapters)
+    blocks = kind.recipe == "language_modeling" and kind.name not in ("chat", "prompts")
+    texts = [] if blocks or not kind.texts else list(map(str, train[kind.texts[0]][:]))
+    yield from speed(texts, convolutions=kind.name in ("audio", "image"))
+    if cfg.data.validation_file or cfg.data.validation_split != 0:
+        single = getattr(cfg.task, "problem_type", None) == SINGLE
+        yield from evaluation(findings.labels.get("train", {}), single, sum(map(len, rows.splits.values())))
 
 
 def _counted(guess: Guess, rows: CheckedRows) -> Guess:

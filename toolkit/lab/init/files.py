@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from toolkit.base.errors import DataError
@@ -45,13 +46,18 @@ def file_guesses(data: DataConfig) -> Iterator[Guess]:
         yield Guess("data.encoding", encoding, why)
     if file.suffix.lower() in delimited.USUAL:
         found = delimited.recognise(file, replace(reading, encoding=encoding))
-        if reading.delimiter is None and found.delimiter != delimited.USUAL[file.suffix.lower()]:
-            yield Guess("data.delimiter", "tab" if found.delimiter == "\t" else found.delimiter, "divides the header")
-        if reading.quoting is None and found.quoting == "none":
-            yield Guess("data.quoting", "none", "quotes are part of the text")
-        first = next(read_rows(source, replace(found, header=False))).values or {}
-        if _has_no_names([str(cell) for cell in first.values()]):
-            yield Guess("data.header", False, "the first line has texts or numbers, not names of columns")
+        rows = islice(read_rows(source, replace(found, header=False)), _ROWS)
+        first, *others = ([str(cell) for cell in (row.values or {}).values()] for row in rows)
+        again = [
+            cell for place, cell in enumerate(first) if sum(row[place : place + 1] == [cell] for row in others) > 1
+        ]
+        if again or _has_no_names(first):
+            what = f"{again[0]!r}, a value of later lines" if again else "texts or numbers"
+            yield Guess("data.header", False, f"the first line has {what}, not names of columns")
+
+
+_ROWS = 200
+"""The first line is compared with that many others."""
 
 
 def _has_no_names(cells: Sequence[str]) -> bool:
@@ -59,10 +65,16 @@ def _has_no_names(cells: Sequence[str]) -> bool:
     return any(map(_NUMBER.fullmatch, cells)) or all(len(cell.split()) >= _SENTENCE for cell in cells)
 
 
-def entity_guesses(profile: Profile) -> Iterator[Guess]:
-    """Yields whether HTML entities are decoded, for texts that have some."""
-    texts = [str(text) for column in profile.columns.values() if column.kind == TEXT for text in column.values]
-    if found := [match for text in texts if (match := re.search(ENTITY, text))]:
+LEAST_ENTITIES = 0.01
+"""Smallest share of the texts with HTML entities, and more than one, that makes them a way of writing."""
+
+
+def entity_guesses(profile: Profile, used: Collection[str]) -> Iterator[Guess]:
+    """Yields whether HTML entities are decoded, if enough texts of the columns that are used have some."""
+    columns = [column for name, column in profile.columns.items() if name in used and column.kind == TEXT]
+    texts = [str(text) for column in columns for text in column.values]
+    found = [match for text in texts if (match := re.search(ENTITY, text))]
+    if len(found) > max(1, LEAST_ENTITIES * len(texts)):
         why = f"{len(found):,} of {len(texts):,} texts have HTML entities such as {found[0][0]}"
         yield Guess("data.unescape_html", True, why)
 

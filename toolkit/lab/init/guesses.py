@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from toolkit.config.keys import to_yaml
 from toolkit.lab.init.models import characters_per_token, language_of
 from toolkit.lab.init.profile import Profile
+from toolkit.system.limits import has_fast_bf16, has_gpu
 
 if TYPE_CHECKING:
     import datasets
@@ -44,7 +48,10 @@ def to_text(title: Sequence[str], guesses: Iterable[Guess]) -> str:
     """
     lines = [f"# {line}" for line in title]
     opened: list[str] = []
-    for guess in sorted(guesses, key=lambda guess: SECTIONS.index(guess.key.split(".")[0])):
+    guesses = list(guesses)
+    places = {guess.key.rpartition(".")[0]: place for place, guess in reversed([*enumerate(guesses)])}
+    order = lambda guess: (SECTIONS.index(guess.key.split(".")[0]), places[guess.key.rpartition(".")[0]])  # noqa: E731
+    for guess in sorted(guesses, key=order):
         *groups, name = guess.key.split(".")
         if not groups or groups[:1] != opened[:1]:
             lines.append("")
@@ -85,9 +92,11 @@ BLOCKS = (1024, 512, 256, 128, 64)
 LEAST_BLOCKS = 100
 """Number of blocks that training text should be split into at least."""
 _MULTIPLE = 16
+TURN_TOKENS = 8
+"""Tokens that a chat template writes around a message, roughly."""
 
-Limits = Callable[["datasets.Dataset", "Model"], list[Guess]]
-"""Returns the settings that follow from the lengths of the training rows, given the model."""
+Limits = Callable[["datasets.Dataset", "Model", Any], list[Guess]]
+"""Returns the settings that follow from the lengths of the training rows, given the model and the task's options."""
 
 
 @dataclass(frozen=True)
@@ -133,14 +142,21 @@ def evenly(values: Sequence[Any], most: int) -> list[Any]:
 def truncation(**columns: str) -> Limits:
     """Returns a function that limits the tokens of columns; arguments are options of the task and their column."""
 
-    def guesses(rows: datasets.Dataset, model: Model) -> list[Guess]:
-        return [_truncation(option, rows[column][:], model) for option, column in columns.items()]
+    def guesses(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
+        prefixes = {"max_source_length": getattr(options, "source_prefix", "")}
+        texts = {
+            option: [prefixes.get(option, "") + str(text) for text in rows[name]] for option, name in columns.items()
+        }
+        return [_truncation(option, each, model) for option, each in texts.items()]
 
     return guesses
 
 
 def _truncation(option: str, texts: Iterable[Any], model: Model) -> Guess:
-    found = tokens([str(text) for text in texts], model.folder)
+    return _limit(option, tokens([str(text) for text in texts], model.folder), model)
+
+
+def _limit(option: str, found: Tokens, model: Model) -> Guess:
     needed = quantile(found.counts, COVERED)
     limit = _rounded(needed, model.longest or LONGEST)
     most = f"{COVERED:.0%} of the texts have at most {needed} tokens ({found.how})"
@@ -149,7 +165,7 @@ def _truncation(option: str, texts: Iterable[Any], model: Model) -> Guess:
     return Guess(f"task.{option}", limit, most)
 
 
-def windows(rows: datasets.Dataset, model: Model) -> list[Guess]:
+def windows(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
     """Returns the window of a question with its context."""
     pairs = [f"{row['question']} {row['context']}" for row in evenly(rows, COUNTED_TEXTS)]
     found = tokens(pairs, model.folder)
@@ -162,7 +178,7 @@ def windows(rows: datasets.Dataset, model: Model) -> list[Guess]:
     ]
 
 
-def blocks(rows: datasets.Dataset, model: Model) -> list[Guess]:
+def blocks(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
     """Returns the size of the blocks that texts are split into."""
     texts = rows["text"][:]
     found = tokens(texts, model.folder)
@@ -172,16 +188,29 @@ def blocks(rows: datasets.Dataset, model: Model) -> list[Guess]:
     return [Guess("task.block_size", size, f"about {total:,} tokens ({found.how}): {math.ceil(total / size):,} blocks")]
 
 
-def answers(rows: datasets.Dataset, model: Model) -> list[Guess]:
+def answers(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
     """Returns the longest example of a conversation, or of a prompt with its completion."""
-    if "messages" in rows.column_names:
-        texts = [" ".join(turn["content"] for turn in turns) for turns in rows["messages"][:]]
-    else:
-        texts = [f"{row['prompt']} {row['completion']}" for row in rows]
-    return [_truncation("block_size", texts, model)]
+    if "messages" not in rows.column_names:
+        return [_truncation("block_size", [f"{row['prompt']} {row['completion']}" for row in rows], model)]
+    some = evenly(rows, COUNTED_TEXTS)
+    if model.folder is not None:
+        from transformers import AutoTokenizer
+
+        from toolkit.tasks.chat import encode_prompt
+
+        with suppress(OSError, ValueError):  # it cannot be read, or only with code of its own
+            tokenizer = AutoTokenizer.from_pretrained(model.folder, local_files_only=True, trust_remote_code=False)
+            tokenizer.chat_template = options.chat_template or tokenizer.chat_template
+            if tokenizer.chat_template:
+                counts = [len(encode_prompt(row["messages"], tokenizer)) for row in some]
+                return [_limit("block_size", Tokens(counts, "counted in the model's chat template"), model)]
+    texts = [" ".join(turn["content"] for turn in row["messages"]) for row in some]
+    found, turns = tokens(texts, model.folder), [len(row["messages"]) for row in some]
+    counts = [count + TURN_TOKENS * turn for count, turn in zip(found.counts, turns, strict=True)]
+    return [_limit("block_size", Tokens(counts, f"{found.how}, and {TURN_TOKENS} for each message's frame"), model)]
 
 
-def spans(rows: datasets.Dataset, model: Model) -> list[Guess]:
+def spans(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
     """Returns the window of a text whose tokens are labelled."""
     limit = _truncation("max_length", map(" ".join, rows["tokens"][:]), model)
     return [
@@ -190,9 +219,48 @@ def spans(rows: datasets.Dataset, model: Model) -> list[Guess]:
     ]
 
 
-def no_limits(rows: datasets.Dataset, model: Model) -> list[Guess]:
-    """Returns nothing: the size of the input is that of the model."""
-    return []
+LONGEST_CLIP, SHORTEST_CLIP = 30, 0.3
+"""Largest limit of clips in seconds, Whisper's; and the smallest, above the length to which clips are padded."""
+HIGHEST_RATE = 16000
+"""Samples per second of most models of speech."""
+
+
+def durations(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
+    """Returns the length of clips."""
+    clips = rows["audio"][:]
+    seconds, rates = [clip["frames"] / clip["rate"] for clip in clips], Counter(clip["rate"] for clip in clips)
+    needed = quantile(seconds, COVERED)
+    limit = min(max(math.ceil(10 * needed) / 10, SHORTEST_CLIP) if needed < 10 else math.ceil(needed), LONGEST_CLIP)
+    why = f"{COVERED:.0%} of the clips have at most {needed:.3g} s"
+    if longer := sum(each > limit for each in seconds):
+        why += f"; {longer:,} are cropped"
+    found = [Guess("task.audio.max_seconds", limit, why)]
+    rate, count = rates.most_common(1)[0]
+    if model.settings and rate < HIGHEST_RATE:
+        found.append(Guess("task.audio.sampling_rate", rate, f"that of {count:,} of {len(clips):,} clips"))
+    return found
+
+
+SMALL_SIDE, MOST_PIXELS = 48, 128
+"""Side up to which images are enlarged, as a ResNet halves its input twice at the start; and that of large ones."""
+SAMPLED_IMAGES = 200
+
+
+def pixels(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
+    """Returns size and channels of the input of a new model; a pretrained one has its own."""
+    from toolkit.modalities.image_files import decode
+
+    if not model.settings:
+        return []
+    images = [decode(row["image"], options.image.max_pixels) for row in evenly(rows, SAMPLED_IMAGES)]
+    side = round(median(min(image.size) for image in images))
+    size = min(8 * math.ceil((2 * side if side <= SMALL_SIDE else side) / 8), MOST_PIXELS)
+    grey = all(image.mode.startswith(("1", "L", "I")) for image in images)
+    enlarged = ", enlarged because the model halves its input twice at once" if side <= SMALL_SIDE else ""
+    return [
+        Guess("task.image.size", size, f"the median shorter side is {side} pixels{enlarged}"),
+        Guess("model.from_config.num_channels", 1 if grey else 3, "grey" if grey else "colours"),
+    ]
 
 
 def _rounded(needed: int, longest: int) -> int:
@@ -212,39 +280,77 @@ UNEVEN = 3.0
 _GROUPS = {"author", "client", "customer", "document", "group", "patient", "session", "speaker", "subject", "user"}
 
 
-def training(rows: int, tokens: int, learning_rate: float) -> list[Guess]:
+def training(rows: int, tokens: int, model: Model, adapters: bool) -> list[Guess]:
     """Returns batch size, epochs and learning rate; `tokens` are those of the longest input, 0 for a fixed size."""
     window = ROWS_PER_STEP
     while window > 4 and rows < LEAST_STEPS * window:
         window //= 2
     parts = 2 if tokens > SHORT and window > 4 else 1
     steps = math.ceil(rows / window)
-    epochs = next((epochs for most, epochs in EPOCHS if rows <= most), 1)
-    found = [Guess("train.per_device_train_batch_size", window // parts, f"{steps:,} steps per epoch")]
+    epochs = round(model.epochs * next((epochs for most, epochs in EPOCHS if rows <= most), 1))
+    found = [Guess("train.global_batch_size", window, f"rows per step; {steps:,} steps per epoch")]
     if parts > 1:
-        why = f"{window} rows per step in {parts} parts, because inputs of {tokens} tokens take memory"
-        found.append(Guess("train.gradient_accumulation_steps", parts, why))
+        why = f"rows at once, because inputs of {tokens} tokens take memory"
+        found.append(Guess("train.per_device_train_batch_size", window // parts, why))
     return [
         *found,
         Guess("train.num_train_epochs", epochs, f"{rows:,} training rows; fewer rows need more epochs"),
-        Guess("train.learning_rate", learning_rate, "usual for this model"),
+        _learning_rate(model, adapters),
         Guess("train.warmup_steps", 0.1, "the first 10 % of the steps"),
         Guess("eval.per_device_eval_batch_size", 2 * window // parts),
     ]
 
 
-def evaluation(labels: Mapping[str, int], single: bool) -> list[Guess]:
-    """Returns when to evaluate and save, and the metric of the best model for these labels, one per row if `single`."""
+SMALL_HIDDEN, SMALL_RATE = 384, 1.5e-4
+"""Largest hidden size of a small encoder, and its usual peak learning rate."""
+ADAPTER_FACTOR = 10
+"""Adapters, which begin at zero, need about this many times the rate of full training."""
+
+
+def _learning_rate(model: Model, adapters: bool) -> Guess:
+    rate, why = model.learning_rate, "usual for a small new model" if model.settings else "usual for this model"
+    if model.hidden_size is not None and model.hidden_size <= SMALL_HIDDEN and rate < SMALL_RATE:
+        rate, why = SMALL_RATE, f"usual for a hidden size of {model.hidden_size}"
+    if adapters:
+        rate, why = rate * ADAPTER_FACTOR, f"{why}, times {ADAPTER_FACTOR} for adapters"
+    return Guess("train.learning_rate", float(f"{rate:.3g}"), why)
+
+
+UNEVEN_LENGTHS = 2.0
+"""Lengths are uneven if that which covers most texts is this many times the median."""
+
+
+def speed(texts: Sequence[str], convolutions: bool) -> Iterator[Guess]:
+    """Yields what makes training faster with the same result: rows of similar length together, and bf16 if it is fast.
+
+    `texts` are those whose length decides; empty if all inputs have the same. `convolutions` need a GPU for bf16: on
+    CPUs with AMX, torch 2.13 computes NaN for some of one channel.
+    """
+    sizes = sorted(map(len, evenly(texts, COUNTED_TEXTS)))
+    if sizes and quantile(sizes, COVERED) > UNEVEN_LENGTHS * median(sizes):
+        why = f"half of the texts have at most {median(sizes):.0f} characters, {COVERED:.0%} {quantile(sizes, COVERED)}"
+        yield Guess("train.train_sampling_strategy", "group_by_length", f"{why}: less padding")
+    if has_fast_bf16() and (has_gpu() or not convolutions):
+        yield Guess("train.mixed_precision", "bf16", "this machine computes it fast")
+
+
+FEW_ROWS = 200
+"""With fewer rows, too few are set aside to choose an epoch by them."""
+
+
+def evaluation(labels: Mapping[str, int], single: bool, rows: int) -> list[Guess]:
+    """Returns when to evaluate and save, and the metric of the best model for these labels, one per row if `single`.
+
+    `rows` is the number of rows.
+    """
     found = [Guess("eval.eval_steps", "epoch")]
     if single and labels and max(labels.values()) >= UNEVEN * min(labels.values()):
         why = "classes are uneven: accuracy would mostly measure the largest"
         found.append(Guess("eval.metric_for_best_model", "eval_f1_macro", why))
-    return [
-        *found,
-        Guess("checkpoint.save_steps", "epoch"),
-        Guess("checkpoint.save_total_limit", 1, "and the best one"),
-        Guess("checkpoint.load_best_model_at_end", True, "saves the model of the best evaluation"),
-    ]
+    few = f"{rows} rows are too few to choose an epoch: the last one counts"
+    kept = Guess("checkpoint.save_total_limit", 1, few if rows < FEW_ROWS else "and the best one")
+    best = Guess("checkpoint.load_best_model_at_end", True, "saves the model of the best evaluation")
+    return [*found, Guess("checkpoint.save_steps", "epoch"), kept, *([] if rows < FEW_ROWS else [best])]
 
 
 def validation(rows: int) -> Guess:

@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
+from statistics import pstdev
 from typing import Any
 
+from toolkit.base.errors import InputError
+from toolkit.config.messages import join
 from toolkit.config.sections import DataConfig
-from toolkit.lab.init.guesses import Guess, Limits, answers, blocks, no_limits, spans, truncation, windows
+from toolkit.data.values import vector
+from toolkit.lab.init.guesses import Guess, Limits, answers, blocks, durations, pixels, spans, truncation, windows
+from toolkit.lab.init.labels import REGRESSION, can_be_label, label_kind
 from toolkit.lab.init.models import LANGUAGES, Model, language_named, language_of
-from toolkit.lab.init.profile import (
-    BOOLEAN,
-    DATE,
-    FILES,
-    MIXED,
-    NOTHING,
-    NUMBER,
-    NUMBERS,
-    OBJECT,
-    OBJECTS,
-    TEXT,
-    TEXTS,
-    WHOLE,
-    ColumnProfile,
-    Profile,
-)
+from toolkit.lab.init.profile import FILES, OBJECT, OBJECTS, PRINTED, TEXT, TEXTS, ColumnProfile, Profile
 
 Columns = dict[str, str]
 """The file's columns by the recipe's names for them."""
 Find = Callable[[Profile, Columns], Columns | None]
 """Returns the columns of a kind of data, given those that the user named; None if the file is of another kind."""
+COLUMN = "data.columns."
+"""The beginning of the keys of columns."""
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 _LEAST_CHARACTERS = 15
 """Smallest mean length of a text that no name gives away."""
+_NAMES_OF_TEXTS = (
+    "review reviews comment comments body message content sentence tweet post description feedback kommentar"
+)
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,11 @@ class Role:
     fits: Callable[[ColumnProfile], bool]  # whether a column can have this role
     # orders columns that fit and have no usual name, the best last; None if the name is required
     rank: Callable[[ColumnProfile], tuple[float, ...]] | None = None
+    free: bool = False  # whether a column that the user names need not fit
 
     def named(self, column: ColumnProfile) -> int:
         """Returns how much a column's name means this role: 2 completely, 1 in part, 0 not."""
-        words = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column.name).lower())
+        words = _words(column.name)
         usual = {self.name, *self.usual.split()}
         return 2 if "".join(words) in usual else 1 if usual & set(words) else 0
 
@@ -70,18 +71,19 @@ def roles(*needed: Role) -> Find:
         found = dict(given)
         for role in needed:
             free = {name: column for name, column in profile.columns.items() if name not in found.values()}
-            if role.name not in found:
-                best = role.choose(free)
-                if best is None:
-                    return None
-                found[role.name] = best
+            best = found.get(role.name) or role.choose(free)
+            if best is None or not (role.free or role.fits(profile.columns[best])):
+                return None
+            found[role.name] = best
         return found
 
     return find
 
 
 def is_text(column: ColumnProfile) -> bool:
-    """Whether a column holds texts, not names."""
+    """Whether a column holds texts, not names: long ones, or different ones below a usual name."""
+    if column.kind == TEXT and {"text", *_NAMES_OF_TEXTS.split()} & {*_words(column.name)} and not can_be_label(column):
+        return True
     return column.kind == TEXT and column.mean_characters >= _LEAST_CHARACTERS
 
 
@@ -90,9 +92,27 @@ def is_answer(column: ColumnProfile) -> bool:
     return column.kind == OBJECT and all({"text", "answer_start"} <= value.keys() for value in column.values)
 
 
-def has_kind(kind: str) -> Callable[[ColumnProfile], bool]:
-    """Returns a function that tells whether a column holds values of a kind."""
-    return lambda column: column.kind == kind
+def has_kind(*kinds: str) -> Callable[[ColumnProfile], bool]:
+    """Returns a function that tells whether a column holds values of one of the kinds."""
+    return lambda column: column.kind in kinds
+
+
+_QUESTION = Role("question", "query", has_kind(TEXT))
+_CONTEXT = Role("context", "passage paragraph document text note notes", has_kind(TEXT))
+
+
+def find_answers(profile: Profile, given: Columns) -> Columns | None:
+    """Finds questions, contexts and SQuAD's answers; raises InputError if the answers are without their places."""
+    if found := roles(_QUESTION, _CONTEXT, Role("answers", "answer", is_answer))(profile, given):
+        return found
+    if (found := roles(_QUESTION, _CONTEXT, Role("answers", "answer", has_kind(*PRINTED)))(profile, given)) is None:
+        return None
+    without = f"{COLUMN}prompt={shlex.quote(found['question'])} {COLUMN}completion={shlex.quote(found['answers'])}"
+    raise InputError(
+        f"{profile.source}: {found['answers']} holds answers alone, and the recipe qa also reads where an answer is, "
+        'for instance from .jsonl: {"text": [answer], "answer_start": [context.index(answer)]}. To train a model that '
+        f"writes answers, without {found['context']}: --recipe language_modeling {without}"
+    )
 
 
 def repeats(column: ColumnProfile) -> tuple[float, float]:
@@ -113,7 +133,8 @@ def find_pair(profile: Profile, given: Columns) -> Columns | None:
         languages = list(column.values[0])
         if len(languages) >= 2 and all(map(language_named, languages)):
             return {"translation": column.name}
-    texts = {name: column for name, column in profile.columns.items() if column.kind == TEXT}
+    # Values that repeat are labels before they are a language.
+    texts = {name: each for name, each in profile.columns.items() if each.kind == TEXT and not can_be_label(each)}
     if {"source", "target"} <= given.keys():
         return given
     for source, target in permutations(texts, 2):
@@ -131,112 +152,69 @@ def column_language(column: ColumnProfile) -> str | None:
 
 
 def is_chat(column: ColumnProfile) -> bool:
-    """Whether a column holds conversations."""
+    """Whether a column holds conversations, also as ShareGPT writes them."""
     return column.kind == OBJECTS and all(
-        {"role", "content"} <= turn.keys() for turns in column.values for turn in turns
+        {"role", "content"} <= turn.keys() or {"from", "value"} <= turn.keys()
+        for turns in column.values
+        for turn in turns
     )
 
 
 def is_tokens(column: ColumnProfile) -> bool:
-    """Whether a column holds lists of texts."""
-    return all(isinstance(value, list) and all(isinstance(each, str) for each in value) for value in column.values)
+    """Whether a column holds tokens: lists of texts, or text with blanks between them."""
+    return column.kind in (TEXT, TEXTS)
 
 
 def is_tags(column: ColumnProfile) -> bool:
-    """Whether a column holds lists of tags of entities."""
-    return column.kind == TEXTS and all(_TAG.fullmatch(tag) for tags in column.values for tag in tags)
+    """Whether a column holds tags of entities, in the same form."""
+    lists = column.lists or [value if isinstance(value, list) else str(value).split() for value in column.values]
+    return is_tokens(column) and all(_TAG.fullmatch(str(tag)) for tags in lists for tag in tags)
+
+
+def find_prompts(profile: Profile, given: Columns) -> Columns | None:
+    """Finds prompts and completions; raises InputError for a prompt in two parts, as Alpaca's, and for preferences."""
+    completion = Role("completion", "response output answer assistant reply", has_kind(TEXT), free=True)
+    found = roles(Role("prompt", "instruction question input user", has_kind(TEXT)), completion)(profile, given)
+    if not given and {"chosen", "rejected"} <= profile.columns.keys():
+        prompt = "prompt" if "prompt" in profile.columns else "COLUMN"
+        raise InputError(
+            f"{profile.source}: chosen and rejected are a preference, which no recipe learns. To train on the chosen "
+            f"answers alone: --recipe language_modeling {COLUMN}prompt={prompt} {COLUMN}completion=chosen"
+        )
+    if found is None or "prompt" in given:
+        return found
+    texts = [name for name, column in profile.columns.items() if column.kind == TEXT and name not in found.values()]
+    if part := next((name for name in texts if name.lower() in ("input", "context", "instruction", "system")), None):
+        prompt = found["prompt"]
+        raise InputError(
+            f"{profile.source}: {prompt} and {part} are parts of one prompt. Write them into one column, as in "
+            f"frame['prompt'] = frame[{prompt!r}] + '\\n\\n' + frame[{part!r}].fillna(''); to leave {part} out, pass "
+            f"{COLUMN}prompt={shlex.quote(prompt)}"
+        )
+    return found
+
+
+def find_chats(profile: Profile, given: Columns) -> Columns | None:
+    """Finds conversations; raises InputError if their messages have other keys."""
+    names = "conversation conversations chat"
+    if found := roles(Role("messages", names, is_chat, length))(profile, given):
+        return found
+    chats = [name for name in profile.columns if name.lower() in (*names.split(), "messages")]
+    name = next((name for name in chats if profile.columns[name].kind == OBJECTS), None)
+    if name is None:
+        return None
+    keys = join(sorted({str(key) for turn in profile.columns[name].values[0] for key in turn}), "and")
+    raise InputError(
+        f"{profile.source}: the messages of {name} have {keys}; they need role and content, or from and value, for "
+        'instance {"role": "user", "content": "..."}'
+    )
 
 
 def find_plain_text(profile: Profile, given: Columns) -> Columns | None:
     """Finds the lines of a text file, or the column that the user named."""
     column = given.get("text", "text")
-    is_plain = Path(profile.source).suffix.lower() == ".txt" or bool(given)
+    is_plain = Path(profile.source).suffix.lower() == ".txt" or "text" in given
     return {"text": column} if is_plain and column in profile.columns else None
-
-
-MOST_WHOLE_CLASSES = 20
-"""Whole numbers with at most this many values are classes."""
-_SEPARATORS = (",", ";", "|")
-_LEAST_SEPARATED = 0.05
-"""Smallest share of values with several labels."""
-_MOST_CHARACTERS = 60
-_MOST_CLASSES = 500
-
-SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
-
-
-@dataclass(frozen=True)
-class LabelKind:
-    """The meaning of a label column."""
-
-    problem_type: str  # `task.problem_type`
-    reason: str  # why
-    separator: str | None = None  # `task.label_separator`, or None where it does not matter
-
-
-def can_be_label(column: ColumnProfile) -> bool:
-    """Whether a column can be a label: numbers that are no ids, or values that repeat."""
-    if column.kind in (TEXTS, NUMBERS):
-        return True
-    if column.kind == OBJECT:
-        return all(isinstance(flag, bool | int | float | None) for value in column.values for flag in value.values())
-    if column.kind in (DATE, MIXED, NOTHING, *FILES.values()) or len(column.counts) < 2:
-        return False
-    if column.kind in (WHOLE, NUMBER):
-        return column.kind == NUMBER or not column.is_unique
-    repeats = len(column.counts) <= min(_MOST_CLASSES, len(column.values) / 2)
-    return repeats and column.mean_characters <= _MOST_CHARACTERS
-
-
-def merged(counts: Mapping[str, int]) -> dict[str, str]:
-    """Maps labels to the most frequent of those that differ from them only in case and blanks."""
-    alike: dict[str, list[str]] = {}
-    for label in counts:
-        alike.setdefault(" ".join(label.casefold().split()), []).append(label)
-    most = {label: max(group, key=lambda name: counts[name]) for group in alike.values() for label in group}
-    return {label: name for label, name in most.items() if label != name}
-
-
-def label_kind(column: ColumnProfile) -> LabelKind:
-    """Returns what a label column most likely means."""
-    if column.kind in (TEXTS, OBJECT) and not _has_numbers(column):
-        return LabelKind(MULTI, f"{column.name!r} holds {column.kind}")
-    if column.kind in (NUMBERS, OBJECT):
-        return LabelKind(REGRESSION, f"{column.name!r} holds several numbers per row")
-    different = len({float(value) for value in column.numbers}) if column.numbers else len(column.counts)
-    if column.kind == WHOLE and different <= MOST_WHOLE_CLASSES:
-        return LabelKind(SINGLE, f"whole numbers with at most {MOST_WHOLE_CLASSES} values are classes")
-    if column.kind in (WHOLE, NUMBER):
-        low, high = min(column.numbers), max(column.numbers)
-        few = f"whole numbers with at most {MOST_WHOLE_CLASSES} values would be classes"
-        return LabelKind(REGRESSION, f"{column.kind} from {low:g} to {high:g} with {different} values; {few}")
-    for separator in _SEPARATORS if column.kind == TEXT else ():
-        if share := _separated(column, separator):
-            return LabelKind(
-                MULTI, f"{share:.0%} of the values are several labels, separated by {separator!r}", separator
-            )
-    return LabelKind(SINGLE, "true or false" if column.kind == BOOLEAN else "one name per row")
-
-
-def _has_numbers(column: ColumnProfile) -> bool:
-    return column.kind == OBJECT and any(
-        isinstance(value, float) or (isinstance(value, int) and value not in (0, 1))
-        for values in column.values
-        for value in values.values()
-    )
-
-
-def _separated(column: ColumnProfile, separator: str) -> float:
-    """Returns the share of values with several labels; 0 if the separator is part of names.
-
-    The parts are labels if they recur: there are at most as many as there are combinations of them.
-    """
-    several = sum(count for value, count in column.counts.items() if separator in value.strip(separator))
-    combinations = {frozenset(part.strip() for part in value.split(separator)) for value in column.counts}
-    parts = Counter(part for each in combinations for part in each if part)
-    recurring = parts and max(parts.values()) > 1 and len(parts) <= len(combinations)
-    share = several / len(column.values)
-    return share if recurring and share >= _LEAST_SEPARATED else 0.0
 
 
 @dataclass(frozen=True)
@@ -266,8 +244,8 @@ class Kind:
     recipe: str  # name of the recipe
     what: str  # what the rows are, for comments and messages
     find: Find  # finds its columns
+    limits: Limits  # the settings that follow from the lengths of the rows
     texts: Sequence[str] = ()  # the recipe's names of the columns whose language matters to the model
-    limits: Limits = no_limits  # the settings that follow from the lengths of the rows
     settings: Sequence[Settings] = ()  # the settings of the task that follow from the columns
 
 
@@ -277,11 +255,55 @@ def media(modality: str) -> Settings:
 
 
 def label_settings(sample: Sample) -> list[Guess]:
-    """Returns what the label means."""
+    """Returns what the label means; raises InputError if that needs names, or another form of the file."""
+    _require_one_text(sample)
+    _require_one_label(sample)
     meaning = label_kind(sample.column("label"))
     found = [Guess("task.problem_type", meaning.problem_type, meaning.reason)]
-    changed = sample.given.get("task.problem_type", meaning.problem_type) != meaning.problem_type
-    return found + ([Guess("task.label_separator", meaning.separator)] if meaning.separator and not changed else [])
+    if sample.given.get("task.problem_type", meaning.problem_type) != meaning.problem_type:
+        return found
+    if meaning.vector and "task.labels" not in sample.given:
+        raise InputError(
+            f"{sample.profile.source}: {meaning.reason}, whose {meaning.vector} places have no names; name them in "
+            "their order: task.labels=[NAME,NAME,...]"
+        )
+    values = {"task.label_separator": meaning.separator, "task.decimal": meaning.decimal}
+    found += [Guess(key, value) for key, value in values.items() if value]
+    numbers = sample.column("label").amounts or sample.column("label").numbers
+    if meaning.problem_type == REGRESSION and numbers and not 0.3 < pstdev(numbers) < 3:
+        spread = f"they spread by {pstdev(numbers):.3g}: without it, the learning rate would depend on their unit"
+        found.append(Guess("task.scale_targets", True, spread))
+    return found
+
+
+_PAIR = re.compile(r"[\W_]*[12ab]$|^(premise|hypothesis)$", re.IGNORECASE)
+"""What differs between the names of columns that are pairs, such as `sentence1` and `sentence_A`."""
+
+
+def _require_one_text(sample: Sample) -> None:
+    """Raises InputError if the text is one of a pair, whose halves mean little alone."""
+    name, used = sample.columns.get("text", ""), sample.columns.values()
+    free = [each for each in sample.profile.columns.values() if each.name not in used and is_text(each)]
+    for other in free if _PAIR.search(name) and COLUMN + "text" not in sample.given else ():
+        if _PAIR.sub("", name.lower()) == _PAIR.sub("", other.name.lower()):
+            raise InputError(
+                f"{sample.profile.source}: {name} and {other.name} look like a pair, and a run reads one text per row. "
+                f"Join them in one column, or name the one to read: {COLUMN}text={shlex.quote(name)}"
+            )
+
+
+def _require_one_label(sample: Sample) -> None:
+    """Raises InputError if several columns of 0 and 1 may be the labels, and the name of none tells."""
+    label, columns = sample.column("label"), sample.profile.columns
+    flags = [name for name, each in columns.items() if len(each.counts) == 2 and vector(list(each.counts))]
+    if len(flags) < 2 or label.name not in flags or _LABEL.named(label) == 2 or COLUMN + "label" in sample.given:
+        return
+    raise InputError(
+        f"{sample.profile.source}: {join(flags, 'and')} hold 0 and 1. Name the one to predict, as "
+        f"{COLUMN}label={shlex.quote(flags[0])}. To predict all, write them into one column of lists, for instance as "
+        f"frame['label'] = frame[{flags}].values.tolist() and frame[['{sample.columns.get('text', 'file')}', 'label']]"
+        f".to_json('labels.jsonl', orient='records', lines=True), and pass task.labels=[{','.join(flags)}]"
+    )
 
 
 def unanswerable(sample: Sample) -> list[Guess]:
@@ -332,11 +354,21 @@ def languages_of(profile: Profile, columns: Columns, texts: Sequence[str]) -> li
         return [language_named(key) for key in profile.columns[columns["translation"]].values[0]][:2]
     if len(texts) > 1:
         return [column_language(profile.columns[columns[name]]) for name in texts]
-    return [language_of(map(_as_text, profile.columns[columns[name]].values[:200])) for name in texts]
+    return [_only_language([*map(_as_text, profile.columns[columns[name]].values[:200])]) for name in texts]
+
+
+_OWN_LANGUAGE = 0.9
+"""Smallest share of the texts whose language is known that make it the only one."""
+
+
+def _only_language(texts: Sequence[str]) -> str | None:
+    """Returns the code of the language of all texts, None if it is not recognised or they are of several."""
+    found, whole = Counter(filter(None, (language_of([text]) for text in texts))), language_of(texts)
+    return whole if whole and found[whole] >= _OWN_LANGUAGE * found.total() else None
 
 
 def _as_text(value: Any) -> str:
-    return " ".join(value) if isinstance(value, list) else str(value)
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 _LABEL = Role(
@@ -345,13 +377,51 @@ _LABEL = Role(
     "kategorie klasse bewertung note sterne stimmung y",
     can_be_label,
     repeats,
+    free=True,
 )
 _TEXT = Role(
     "text",
-    "review reviews comment comments body message content sentence tweet post description feedback kommentar",
+    _NAMES_OF_TEXTS,
     is_text,
     length,
+    free=True,
 )
+
+_AUDIO = Role("audio", "file filename path", has_kind(FILES["audio"]), length)
+_TRANSCRIPT = Role("transcript", "transcription transcripts sentence utterance text", is_text)
+_START = Role("start", "begin onset from", lambda column: bool(column.numbers))
+_END = Role("end", "stop finish to offset", lambda column: bool(column.numbers))
+_OTHER_PARTS = frozenset(
+    ("duration", "dur", "length", "ms", "msec", "millis", "milliseconds", "sample", "samples", "frame", "frames")
+)
+"""Words of columns that place a clip in its recording in another way than by its first and last second."""
+
+
+def find_clips(profile: Profile, given: Columns) -> Columns | None:
+    """Finds recordings, labels, and the seconds where clips begin and end.
+
+    Raises InputError if these are in another form, or if the recordings have transcripts and no clear label.
+    """
+    found, audio = roles(_AUDIO, _LABEL)(profile, given), _AUDIO.choose(profile.columns)
+    spoken = _TRANSCRIPT.choose(profile.columns)
+    if audio and spoken and not given and (found is None or _LABEL.named(profile.columns[found["label"]]) < 2):
+        raise InputError(
+            f"{profile.source}: {spoken} seems to hold transcripts of {audio}. No recipe transcribes speech; it can "
+            f"have a class, labels or numbers. Name the column to predict, if there is one: {COLUMN}label=COLUMN"
+        )
+    if found is None or {"start", "end"} & given.keys():
+        return found
+    free = {name: column for name, column in profile.columns.items() if name not in found.values()}
+    parts = {role.name: name for role in (_START, _END) if (name := role.choose(free))}
+    others = [name for name, column in free.items() if column.numbers and _OTHER_PARTS & {*_words(name)}]
+    if (others and len(parts) == 1) or set(others) & set(parts.values()):
+        raise InputError(
+            f"{profile.source}: {join([*dict.fromkeys([*parts.values(), *others])], 'and')} seem to say which part of "
+            "a recording a clip is. A run reads the seconds where it begins and ends: add columns with them, and name "
+            f"these: {COLUMN}start=COLUMN {COLUMN}end=COLUMN"
+        )
+    return found | parts
+
 
 KINDS = (
     Kind(
@@ -362,27 +432,25 @@ KINDS = (
     ),
     Kind(
         *("chat", "language_modeling", "conversations"),
-        find=roles(Role("messages", "conversation conversations chat", is_chat, length)),
+        find=find_chats,
         limits=answers,
         settings=[data_format("messages")],
     ),
     Kind(
         *("audio", "reviews", "audio clips with a label"),
-        find=roles(Role("audio", "file filename path", has_kind(FILES["audio"]), length), _LABEL),
+        find=find_clips,
+        limits=durations,
         settings=[media("audio"), label_settings],
     ),
     Kind(
         *("image", "reviews", "images with a label"),
         find=roles(Role("image", "file filename path", has_kind(FILES["image"]), length), _LABEL),
+        limits=pixels,
         settings=[media("image"), label_settings],
     ),
     Kind(
         *("qa", "qa", "questions with answers in a context"),
-        find=roles(
-            Role("question", "query", has_kind(TEXT)),
-            Role("context", "passage paragraph document text", has_kind(TEXT)),
-            Role("answers", "answer", is_answer),
-        ),
+        find=find_answers,
         texts=("context",),
         limits=windows,
         settings=[unanswerable],
@@ -402,11 +470,8 @@ KINDS = (
         settings=[label_settings],
     ),
     Kind(
-        *("chat", "language_modeling", "prompts and completions"),
-        find=roles(
-            Role("prompt", "instruction question input user", has_kind(TEXT)),
-            Role("completion", "response output answer assistant reply", has_kind(TEXT)),
-        ),
+        *("prompts", "language_modeling", "prompts and completions"),
+        find=find_prompts,
         texts=("prompt",),
         limits=answers,
         settings=[data_format("prompt_completion")],

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from toolkit.base.errors import InputError
 from toolkit.base.files import expanded
+from toolkit.system.limits import has_gpu
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -29,23 +31,29 @@ class Candidate:
     # codes of the languages that it was trained for; empty means that the language does not matter
     languages: tuple[str, ...] = ()
     model_type: str = ""  # its type in transformers, where settings depend on it
+    for_gpu: bool = False  # whether it is too large for most CPUs
 
 
 _ENCODERS = (
     Candidate("distilbert/distilbert-base-uncased", "a small English model", languages=("en",)),
     Candidate("distilbert/distilbert-base-multilingual-cased", "a small model of 104 languages"),
 )
+_CHAT = (Candidate("Qwen/Qwen2.5-0.5B-Instruct", "a small chat model of many languages", 32768, 5e-5),)
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "text": _ENCODERS,
     "qa": _ENCODERS,
-    "image": (Candidate("google/vit-base-patch16-224-in21k", "pretrained on 14 million images", None),),
+    "image": (
+        Candidate("google/vit-base-patch16-224-in21k", "pretrained on 14 million images", None, for_gpu=True),
+        Candidate("microsoft/resnet-18", "small enough for a CPU, pretrained on 1.3 million images", None, 5e-4),
+    ),
     "audio": (Candidate("openai/whisper-tiny", "the smallest Whisper, many languages", None, 1e-4),),
     "translation": (
         Candidate("google-t5/t5-small", "a small T5", 512, 5e-4, ("en", "de", "fr", "ro"), "t5"),
         Candidate("facebook/mbart-large-50-many-to-many-mmt", "for 50 languages", 1024, 3e-5, (), "mbart"),
     ),
     "language_modeling": (Candidate("openai-community/gpt2", "the smallest GPT-2, English", 1024),),
-    "chat": (Candidate("Qwen/Qwen2.5-0.5B-Instruct", "a small chat model of many languages", 32768, 5e-5),),
+    "chat": _CHAT,
+    "prompts": _CHAT,
     "token_classification": (
         Candidate("distilbert/distilbert-base-cased", "a small English model that keeps case", languages=("en",)),
         Candidate("distilbert/distilbert-base-multilingual-cased", "a small model of 104 languages"),
@@ -58,6 +66,10 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
 """The models that a YAML can name, by kind of data; the first that fits the languages is preferred."""
 
 
+ENCODED = ("text", "qa", "token_classification")
+"""Kinds of data whose models are encoders."""
+
+
 @dataclass(frozen=True)
 class Model:
     """The model of a new YAML."""
@@ -68,7 +80,41 @@ class Model:
     learning_rate: float  # usual peak learning rate
     model_type: str  # its type in transformers, if known
     masked: bool  # whether it predicts masked tokens, as BERT does
+    hidden_size: int | None  # of an encoder whose configuration is on this machine
     folder: Path | None  # the folder with its files on this machine, or None
+    # of a new model, by dotted key; empty for a pretrained one
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    epochs: float = 1  # how many times the epochs of a pretrained model it needs
+
+
+def _new(longest: int | None, rate: float, epochs: float, config: Mapping[str, Any], **settings: Any) -> Model:
+    own = {f"model.from_config.{name}": value for name, value in config.items()}
+    others = {name.replace("__", "."): value for name, value in {**settings, "train__weight_decay": 0.05}.items()}
+    return Model("", "", longest, rate, "", False, None, None, own | others, epochs)
+
+
+_BERT = {"model_type": "bert", "vocab_size": 4000, "hidden_size": 128, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "intermediate_size": 512}  # fmt: skip
+_GPT2 = {"model_type": "gpt2", "vocab_size": 8000, "n_positions": 512, "n_embd": 256, "n_layer": 4, "n_head": 4}
+_RESNET = {"model_type": "resnet", "embedding_size": 32, "hidden_sizes": [32, 64, 128], "depths": [2, 2, 2],
+           "layer_type": "basic"}  # fmt: skip
+_LISTENER = {**_RESNET, "num_channels": 1}
+SCRATCH = {
+    "text": _new(512, 1e-3, 2, _BERT),
+    "token_classification": _new(512, 1e-3, 2, _BERT),
+    "language_modeling": _new(512, 1e-3, 2, _GPT2),
+    "prompts": _new(512, 1e-3, 2, _GPT2),
+    "image": _new(None, 3e-3, 2.4, _RESNET, task__image__random_crop=0.7, train__lr_scheduler_type="cosine"),
+    "audio": _new(None, 2e-3, 3, _LISTENER, task__audio__speed=0.2, train__lr_scheduler_type="cosine"),
+}
+"""Small new models, which learn from the rows alone, by kind of data; like those of the shipped configurations."""
+
+
+def from_scratch(kind: str, what: str) -> Model:
+    """Returns a new model for a kind of data; raises InputError if it could not learn that from the rows alone."""
+    if kind not in SCRATCH:
+        raise InputError(f"--from-scratch: {what} need a pretrained model; --model also takes a local folder")
+    return SCRATCH[kind]
 
 
 def choose(kind: str, languages: Sequence[str | None], asked: str | None) -> Model:
@@ -76,6 +122,7 @@ def choose(kind: str, languages: Sequence[str | None], asked: str | None) -> Mod
     from toolkit.modalities.text import positions
 
     fitting = [each for each in CANDIDATES[kind] if not each.languages or set(languages) <= set(each.languages)]
+    fitting.sort(key=lambda each: each.for_gpu and not has_gpu())
     known = next((each for each in fitting if asked is None and local_folder(each.name)), fitting[0])
     if asked is not None:
         known = next((each for each in CANDIDATES[kind] if each.name == asked), Candidate(asked, "as given", None))
@@ -88,6 +135,7 @@ def choose(kind: str, languages: Sequence[str | None], asked: str | None) -> Mod
         known.learning_rate,
         known.model_type if config is None else config.model_type,
         any(name.endswith("ForMaskedLM") for name in getattr(config, "architectures", None) or ()),
+        getattr(config, "hidden_size", None) if kind in ENCODED else None,
         folder,
     )
 
@@ -117,7 +165,7 @@ def config_of(folder: Path) -> PreTrainedConfig | None:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError):
         return None
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from toolkit.api.batch import Omission
 from toolkit.api.task import Task, limits_of
 from toolkit.base.console import shorten
 from toolkit.config.keys import to_yaml
+from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
 from toolkit.data.columns import used_columns
 from toolkit.data.loading import CheckedRows, check_rows
@@ -45,11 +47,24 @@ class Subject:
     rows: CheckedRows  # all rows, checked and split; those that cannot be used are skipped
     profile: Profile  # the columns of the training rows
 
+    def omissions(self) -> list[Omission]:
+        """Returns what a run would not use, or not as it is; of a model elsewhere, without what it truncates."""
+        name = source_of(self.cfg).name_or_path
+        if name is not None and local_folder(name) is None:
+            return [*self.rows.findings.omissions]
+        from toolkit.prepare.inputs import omissions_of
+
+        return omissions_of(replace(self.cfg, data=replace(self.cfg.data, **LENIENT)), self.task, self.rows)
+
+
+LENIENT: dict[str, Any] = {"bad_rows": "skip", "max_bad_rows": 1.0}
+"""Settings with which all rows are read that can be used."""
+
 
 def subject(task_type: type[Task], cfg: Config) -> Subject:
     """Reads the rows of a run; raises DataError if a file cannot be read, or none of its rows can be used."""
     data, task = cfg.data, task_type(cfg)
-    rows = check_rows(replace(cfg, data=replace(data, bad_rows="skip", max_bad_rows=1.0)), task)
+    rows = check_rows(replace(cfg, data=replace(data, **LENIENT)), task)
     if data.dataset_name is None:
         return Subject(cfg, task, rows, profile_file(str(data.train_file), Reading.of(data)))
     splits = load_hub(data.dataset_name, data.dataset_config_name, data.revision, offline_dir=cfg.offline_dir)
@@ -75,10 +90,10 @@ def overview(shown: Subject) -> Iterator[RenderableType]:
             yield textwrap.fill(f"labels after task.label_map={to_yaml(renamed)}", WIDTH)
     elif numbers := _numbers(task, rows.splits["train"]):
         yield numbers
-    if rows.findings.excluded:
-        yield "\n".join(textwrap.fill(f"{line}.", WIDTH) for line in rows.findings.excluded)
     if texts := _texts(task, rows):
         yield from _lengths(cfg, task, texts)
+    if left := shown.omissions():
+        yield "\n".join(["Not used, or not as it is:", *(_item("- ", f"{each}.") for each in left)])
     warnings = rows.findings.warnings()
     if any(rows.bad_rows.values()) and cfg.data.bad_rows == "error":
         warnings.insert(0, "A run stops at rows that cannot be used, unless data.bad_rows=skip skips them.")
@@ -159,8 +174,6 @@ def _texts(task: Task, rows: CheckedRows) -> dict[str, list[str]]:
 def _lengths(cfg: Config, task: Task, texts: Mapping[str, Sequence[str]]) -> Iterator[RenderableType]:
     numbers = ("median", f"{COVERED:.0%} up to", "longest")
     table, notes = _table("length", *numbers, "", numbers=numbers), []
-    from toolkit.config.paths import source_of
-
     name = source_of(cfg).name_or_path
     folder = local_folder(name) if name else None
     for name, values in texts.items():

@@ -5,15 +5,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
+from toolkit.api.batch import BadRow
+from toolkit.base.errors import DataError
 from toolkit.data.media.files import SUFFIXES
 from toolkit.data.readers.raw import RECOGNISED, RawRow, Reading
 from toolkit.data.sources import read_rows, spread
+from toolkit.data.values import parse_number, printed_list
 
 SAMPLE_ROWS = 5000
 """Number of evenly spaced rows that a profile is made from."""
@@ -22,6 +29,7 @@ TEXT, WHOLE, NUMBER, BOOLEAN, DATE = "text", "whole numbers", "numbers", "true o
 TEXTS, NUMBERS, OBJECTS, OBJECT = "lists of text", "lists of numbers", "lists of objects", "objects"
 FILES = {kind: f"{kind} files" for kind in SUFFIXES}
 MIXED, NOTHING = "mixed", "nothing"
+PRINTED = (TEXT, WHOLE, NUMBER, BOOLEAN, DATE)  # kinds that a cell of a table can have
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}\b|\d{1,2}([./-])\d{1,2}\1\d{2,4}\b")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
@@ -62,6 +70,31 @@ class ColumnProfile:
         return [float(value) for value in self.values] if self.kind in (WHOLE, NUMBER) else []
 
     @cached_property
+    def lists(self) -> list[Sequence[Any] | Mapping[Any, Any]]:
+        """The values of a column of lists or mappings that are printed as text; empty for others."""
+        with suppress(BadRow):
+            found = [printed_list(value) for value in self.values if isinstance(value, str)]
+            if found and len(found) == len(self.values) and None not in found:
+                return [each for each in found if each is not None]
+        return []
+
+    @cached_property
+    def decimal(self) -> str | None:
+        """The decimal separator of texts that are amounts (`14,52 €`); empty if none has a comma, None for others."""
+        texts = self.kind == TEXT and not self.lists and all(isinstance(value, str) for value in self.values)
+        for decimal in ("", ".", ",") if texts else ():
+            with suppress(BadRow):
+                for value in self.values:
+                    parse_number(value, decimal or None)
+                return decimal
+        return None
+
+    @cached_property
+    def amounts(self) -> list[float]:
+        """The values of a column of amounts, as numbers."""
+        return [] if self.decimal is None else [parse_number(value, self.decimal or None) for value in self.values]
+
+    @cached_property
     def mean_characters(self) -> float:
         """Mean number of characters of the values as text."""
         return sum(len(str(value)) for value in self.values) / max(len(self.values), 1)
@@ -78,7 +111,10 @@ class Profile:
 
 
 def profile(source: str, rows: Iterator[RawRow]) -> Profile:
-    """Returns the profile of the rows of a file or folder; of many rows, it samples evenly spaced ones."""
+    """Returns the profile of the rows of a file or folder; of many rows, it samples evenly spaced ones.
+
+    Columns without a name are left out. Raises DataError if no row can be read.
+    """
     total = 0
 
     def counted() -> Iterator[RawRow]:
@@ -87,9 +123,11 @@ def profile(source: str, rows: Iterator[RawRow]) -> Profile:
             total += 1
             yield row
 
-    sample = spread(counted(), SAMPLE_ROWS)
+    sample = list(spread(counted(), SAMPLE_ROWS))
     readable = [row.values for row in sample if row.values is not None and not row.reason]
-    names = dict.fromkeys(name for values in readable for name in values)
+    if not readable and sample:
+        raise DataError(f"{source}: none of its {total:,} rows can be read; row {sample[0].number}: {sample[0].reason}")
+    names = dict.fromkeys(name for values in readable for name in values if name)
     columns = {}
     for name in names:
         values = [values[name] for values in readable if not is_empty(values.get(name))]
@@ -103,22 +141,28 @@ def profile_file(source: str, reading: Reading = RECOGNISED) -> Profile:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a row has no value: nothing, or text that is blank."""
-    return value is None or (isinstance(value, str) and not value.strip())
+    """Whether a row has no value: nothing, text that is blank, or a number that is not finite or too large for one."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, int | float) and not abs(value) <= float_info.max)
 
 
 def _kind(value: Any) -> str:
     if isinstance(value, bool):
         return BOOLEAN
-    if isinstance(value, int | float):
+    if isinstance(value, int | float | Decimal):
         return WHOLE if float(value).is_integer() else NUMBER
     if isinstance(value, str):
         return _kind_of_text(value.strip())
+    if isinstance(value, date | time | timedelta):
+        return DATE
     if isinstance(value, Mapping):
         return OBJECT
     if isinstance(value, list):
         kinds = {_kind(each) for each in value}
-        names = {TEXTS: {TEXT, DATE, BOOLEAN, *FILES.values()}, NUMBERS: {WHOLE, NUMBER}, OBJECTS: {OBJECT}}
+        if kinds and all(isinstance(each, str) for each in value):  # a token or label may be a number
+            return TEXTS
+        names = {NUMBERS: {WHOLE, NUMBER}, OBJECTS: {OBJECT}, TEXTS: {BOOLEAN}}
         return next((name for name, parts in names.items() if kinds <= parts), MIXED) if kinds else NOTHING
     return MIXED
 

@@ -1,0 +1,389 @@
+"""What `toolkit init` makes of columns that are easily misread: it recognises them, or says what to write."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from audio_files import encoded as audio
+from audio_files import tone
+from commands import run_command
+from image_files import encoded as image
+from image_files import noise
+from newcomer_files import json_lines, prices, ratings, sentences, table
+from newcomer_models import save_chat_model
+from ruamel.yaml import YAML
+
+TEXTS = sentences(rows=60)
+Rows = Sequence[Mapping[str, Any]]
+
+
+def written(folder: Path, rows: Rows, name: str = "rows.csv", delimiter: str = ",") -> Path:
+    if name.endswith(".jsonl"):
+        return json_lines(folder / name, rows)
+    if name.endswith(".parquet"):
+        pandas.DataFrame(list(rows)).to_parquet(folder / name)
+        return folder / name
+    return table(folder / name, list(rows[0]), [list(row.values()) for row in rows], delimiter)
+
+
+def labelled(*labels: Any, column: str = "label") -> list[dict[str, Any]]:
+    return [{"text": text, column: labels[number % len(labels)]} for number, text in enumerate(TEXTS)]
+
+
+def init(source: Path, *given: object) -> Any:
+    """Returns the settings that `init` writes for a file, after `validate` has read all rows with them."""
+    output = source.parent / "new.yaml"
+    assert run_command("init", source, *given, "--output", output, "--overwrite") == 0
+    settings = YAML(typ="safe", pure=True).load(output)
+    model = settings["model"].get("from_config")
+    recipe = output.read_text(encoding="utf-8").splitlines()[1].split()[4]
+    assert run_command("validate", recipe, "--config", output, *([] if model else ["--elsewhere"])) == 0
+    return settings
+
+
+def refusal(capsys, source: Path, *given: object) -> str:
+    output = source.parent / "refused.yaml"
+    assert run_command("init", source, *given, "--output", output) == 2
+    assert not output.exists()
+    return capsys.readouterr().err
+
+
+VECTORS = {
+    "lists": ("rows.jsonl", [0, 1, 0], [1, 0, 1]),
+    "lists of numbers": ("rows.jsonl", [0.0, 1.0, 0.0], [1.0, 0.0, 1.0]),
+    "lists of flags": ("rows.jsonl", [False, True, False], [True, False, True]),
+    "Python's lists": ("rows.csv", "[0, 1, 0]", "[1, 0, 1]"),
+    "numpy's lists": ("rows.csv", "[0 1 0]", "[1 0 1]"),
+    "blanks": ("rows.csv", "0 1 0", "1 0 1"),
+    "commas": ("rows.csv", "0,1,0", "1,0,1"),
+    "semicolons": ("rows.tsv", "0;1;0", "1;0;1"),
+}
+
+
+@pytest.mark.parametrize("form", VECTORS)
+def test_vectors_of_0_and_1_are_labels_once_their_places_have_names(form, tmp_path, capsys) -> None:
+    name, *vectors = VECTORS[form]
+    source = written(tmp_path, labelled(*vectors), name)
+    assert "vectors of 0 and 1, whose 3 places have no names" in refusal(capsys, source)
+    settings = init(source, "task.labels=[big,red,old]")
+    assert settings["task"]["problem_type"] == "multi_label_classification"
+    assert "big (30), old (30), red (30)" in sorted_counts((tmp_path / "new.yaml").read_text(encoding="utf-8"))
+
+
+def sorted_counts(text: str) -> str:
+    counts = re.search(r"labels: ((?:\w+ \(\d+\)(?:, )?)+)", " ".join(text.replace("#", "").split()))
+    return ", ".join(sorted(counts[1].rstrip(", ").split(", "))) if counts else text
+
+
+def test_labels_that_are_numbers_or_dates_are_no_vectors(tmp_path, capsys) -> None:
+    assert init(written(tmp_path, labelled(0, 1)))["task"]["problem_type"] == "single_label_classification"
+    assert init(written(tmp_path, labelled([1.5, 0], [0, 2.5]), "n.jsonl"))["task"]["problem_type"] == "regression"
+    dates = written(tmp_path, labelled(date(2024, 1, 2), date(2024, 1, 3)), "dates.parquet")
+    assert "label: dates, 2 different" in refusal(capsys, dates)
+
+
+def test_several_columns_of_0_and_1_ask_for_one_or_are_joined_as_the_message_says(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    rows = [{"text": text, "toxic": n % 2, "rude": int(n % 3 == 0)} for n, text in enumerate(TEXTS)]
+    source = written(tmp_path, rows)
+    said = refusal(capsys, source)
+    assert "data.columns.label=toxic" in said
+    assert init(source, "data.columns.label=toxic")["data"]["columns"] == {"label": "toxic"}
+    monkeypatch.chdir(tmp_path)
+    frame = pandas.read_csv(source)
+    for advice in re.search(r"for instance as (.*), and pass (\S+)", said)[1].split(" and frame"):
+        exec(advice if advice.startswith("frame") else f"frame{advice}", {"frame": frame})
+    labels = re.search(r"pass (task\.labels=\S+)", said)[1]
+    assert init(tmp_path / "labels.jsonl", labels)["task"]["labels"] == ["toxic", "rude"]
+    named = [{"text": row["text"], "label": row["toxic"], "seen": row["rude"]} for row in rows]
+    assert init(written(tmp_path, named))["task"]["problem_type"] == "single_label_classification"
+
+
+def test_decimals_of_databases_are_numbers(tmp_path) -> None:
+    prices = written(tmp_path, [{"text": text, "price": Decimal(n) / 4} for n, text in enumerate(TEXTS)], "p.parquet")
+    settings = init(prices)
+    assert (settings["task"]["problem_type"], settings["data"]["columns"]) == ("regression", {"label": "price"})
+    stars = written(tmp_path, labelled(*(Decimal(f"{n}.00") for n in range(5))), "s.parquet")
+    assert init(stars)["task"]["problem_type"] == "single_label_classification"
+
+
+def recordings(folder: Path, seconds: Sequence[float], rate: int = 16000) -> list[dict[str, Any]]:
+    rows = []
+    for number, length in enumerate(seconds):
+        name = f"{number}.wav"
+        (folder / name).write_bytes(audio(tone(length, rate, frequency=200 + 5 * number), rate))
+        rows.append({"path": name, "word": ("yes", "no")[number % 2]})
+    return rows
+
+
+def test_clips_are_as_long_as_nearly_all_recordings_or_their_parts(tmp_path) -> None:
+    clips = written(tmp_path, recordings(tmp_path, [0.2 + n / 50 for n in range(59)] + [9.0]))
+    assert init(clips, "data.validation_split=0")["task"]["audio"] == {"max_seconds": 1.4}
+    text = (tmp_path / "new.yaml").read_text(encoding="utf-8")
+    assert "98% of the clips have at most" in text
+    assert "are cropped" in text
+    (tmp_path / "long.wav").write_bytes(audio(np.concatenate([tone(1, frequency=200 + 50 * n) for n in range(20)])))
+    parts = [{"path": f"{n % 4}/long.wav", "start": n // 4, "end": n // 4 + 0.5 + n / 1000, "word": "ab"[n % 2]}
+             for n in range(40)]  # fmt: skip
+    for folder in range(4):
+        (tmp_path / f"{folder}").mkdir()
+        content = np.concatenate([tone(1, frequency=200 + 50 * n + folder) for n in range(20)])
+        (tmp_path / f"{folder}" / "long.wav").write_bytes(audio(content))
+    settings = init(written(tmp_path, parts, "parts.csv"))
+    assert settings["task"]["audio"]["max_seconds"] == 0.6
+    assert {"start", "end"} & settings["data"]["columns"].keys() == set()  # which have these names
+
+
+def test_parts_in_another_form_than_seconds_are_asked_for(tmp_path, capsys) -> None:
+    rows = recordings(tmp_path, [1.0] * 12)
+    timed = [{**row, "onset": 0.1, "duration_ms": 300 + n} for n, row in enumerate(rows)]
+    said = refusal(capsys, written(tmp_path, timed))
+    assert "onset and duration_ms seem to say which part of a recording a clip is" in said
+    seconds = [{**row, "onset": 0.1, "offset": 0.4} for row in rows]
+    columns = init(written(tmp_path, seconds), "data.validation_split=0")["data"]["columns"]
+    assert (columns["start"], columns["end"]) == ("onset", "offset")
+
+
+def test_transcripts_are_not_taken_for_anything_else(tmp_path, capsys) -> None:
+    clips = recordings(tmp_path, [0.5] * 12)
+    speech = [{"path": row["path"], "sentence": TEXTS[n]} for n, row in enumerate(clips)]
+    said = refusal(capsys, written(tmp_path, speech))
+    assert "sentence seems to hold transcripts of path. No recipe transcribes speech" in said
+    voices = [{**row, "gender": "mf"[n % 2], "up_votes": n % 3} for n, row in enumerate(speech)]
+    said = refusal(capsys, written(tmp_path, voices))
+    assert "data.columns.label=COLUMN" in said
+    assert init(written(tmp_path, voices), "data.columns.label=gender")["task"]["modality"] == "audio"
+    feelings = [{**row, "label": ("calm", "angry")[n % 2]} for n, row in enumerate(speech)]
+    assert init(written(tmp_path, feelings))["data"]["columns"] == {"audio": "path"}
+
+
+def test_what_a_recipe_cannot_read_is_said_with_what_it_can(tmp_path, capsys) -> None:
+    pairs = [{"label": n % 2, "sentence1": TEXTS[n], "sentence2": TEXTS[-n]} for n in range(40)]
+    assert "sentence1 and sentence2 look like a pair" in unordered(refusal(capsys, written(tmp_path, pairs)))
+    for answer in ("number {}", "{}", "2021-03-{:02}"):
+        asked = [{"Question": f"Is it {n}?", "Context": TEXTS[n], "Answer": answer.format(n)} for n in range(1, 30)]
+        source = written(tmp_path, asked)
+        said = refusal(capsys, source)
+        assert "also reads where an answer is" in said
+        advised = shlex.split(re.search(r"(--recipe language_modeling .*)", said)[1])
+        assert init(source, *advised)["data"]["columns"] == {"prompt": "Question", "completion": "Answer"}
+    alpaca = written(
+        tmp_path,
+        [{"instruction": f"Shorten to {n}.", "input": text, "output": text[:9]} for n, text in enumerate(TEXTS)],
+    )
+    assert "instruction and input are parts of one prompt" in refusal(capsys, alpaca)
+    columns = init(alpaca, "data.columns.prompt=instruction")["data"]["columns"]
+    assert columns == {"prompt": "instruction", "completion": "output"}
+    dolly = [{"instruction": text, "context": text[9:], "response": text[:9]} for text in TEXTS]
+    assert "instruction and context are parts" in refusal(capsys, json_lines(tmp_path / "dolly.jsonl", dolly))
+    pairs = json_lines(tmp_path / "dpo.jsonl", [{"prompt": text, "chosen": text, "rejected": "no"} for text in TEXTS])
+    advice = re.search(r"--recipe (.*)", refusal(capsys, pairs))[1].split()
+    assert init(pairs, "--recipe", *advice)["data"]["columns"] == {"prompt": "prompt", "completion": "chosen"}
+    chat = [{"chat": [{"role": "human", "text": text}, {"role": "bot", "text": "yes"}]} for text in TEXTS]
+    assert "messages of chat have role and text" in refusal(capsys, json_lines(tmp_path / "chat.jsonl", chat))
+    compared = [{"chosen": text, "rejected": text[3:]} for text in TEXTS]
+    assert "preference" in refusal(capsys, written(tmp_path, compared))
+    tagged = [{"words": str(text.split()), "tags": str(["B-PER"] + ["O"] * (len(text.split()) - 1))} for text in TEXTS]
+    assert init(written(tmp_path, tagged))["data"]["columns"] == {"tokens": "words"}
+    plain = [{"words": text, "tags": " ".join(["B-PER"] + ["O"] * (len(text.split()) - 1))} for text in TEXTS]
+    assert init(written(tmp_path, plain))["data"]["columns"] == {"tokens": "words"}
+
+
+@pytest.mark.parametrize("values", [["good", "bad"], [4, 2, 5]])
+def test_a_first_line_that_is_a_row_is_no_header(values, tmp_path) -> None:
+    rows = [[text, values[number % len(values)]] for number, text in enumerate(TEXTS)]
+    source = table(tmp_path / "rows.tsv", [*map(str, rows[0])], rows[1:], "\t")
+    assert init(source)["data"]["header"] is False
+    assert init(source)["data"]["columns"] == {"text": "1", "label": "2"}
+
+
+@pytest.mark.parametrize("name", ["text", "Feedback", "customer_comment"])
+def test_short_texts_below_a_usual_name_are_texts(tmp_path, capsys, name) -> None:
+    rows = [{name: f"tool {n}", "label": ("good", "bad")[n % 2]} for n in range(40)]
+    assert init(written(tmp_path, rows))["task"]["problem_type"] == "single_label_classification"
+    unnamed = written(tmp_path, [{"tool": row[name], "label": row["label"]} for row in rows])
+    for settings in ((), ("data.columns.label=label",)):  # as the first refusal advises
+        assert "data.columns.text=COLUMN" in refusal(capsys, unnamed, *settings)
+    advised = init(unnamed, "data.columns.label=label", "data.columns.text=tool")
+    assert advised["data"]["columns"] == {"text": "tool", "label": "label"}
+
+
+def test_one_column_that_is_named_never_makes_another_kind_of_data(tmp_path, capsys) -> None:
+    source = written(tmp_path, [{"text": ("good", "bad")[n % 2], "label": n} for n in range(40)])
+    said = refusal(capsys, source, "data.columns.label=label")
+    assert "do not fit any recipe" in said
+
+
+def test_code_of_a_model_is_neither_executed_nor_asked_about(tmp_path, capsys, monkeypatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "y")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}')
+    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (model / "tokenizer_config.json").write_text(json.dumps(own))
+    (model / "own.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    chats = [[{"role": "user", "content": text}, {"role": "assistant", "content": "Hello."}] for text in TEXTS]
+    for name, rows in {
+        "chats.jsonl": [{"messages": chat} for chat in chats],
+        "rows.csv": labelled("good", "bad"),
+    }.items():
+        arguments = ("--model", model, "--output", tmp_path / f"{name}.yaml")
+        assert run_command("init", written(tmp_path, rows, name), *arguments) == 2
+        assert "trust_remote_code" in capsys.readouterr().err
+        assert not (tmp_path / f"{name}.yaml").exists()
+    assert not asked
+    assert not (tmp_path / "executed").exists()
+
+
+def unordered(said: str) -> str:
+    return said.replace("sentence2 and sentence1", "sentence1 and sentence2")
+
+
+def test_if_no_row_can_be_read_the_reason_is_said(tmp_path, capsys) -> None:
+    (tmp_path / "lists.jsonl").write_text("[1]\n[2]\n")
+    said = refusal(capsys, tmp_path / "lists.jsonl")
+    assert "none of its 2 rows can be read; row 1: " in said
+    assert "Its columns" not in said
+    (tmp_path / "half.jsonl").write_text('{"text": "a"\n')
+    assert "none of its 1 rows can be read; row 1: not JSON" in refusal(capsys, tmp_path / "half.jsonl")
+
+
+def test_entities_count_if_some_texts_have_them_and_labels_never(tmp_path) -> None:
+    def unescaped(rows: Rows) -> bool:
+        return init(written(tmp_path, rows))["data"].get("unescape_html", False)
+
+    assert not unescaped(labelled("R&amp;D", "B&amp;B"))
+    once = labelled("good", "bad")
+    once[7] = {**once[7], "text": f"{once[7]['text']} &lt;3"}
+    assert not unescaped(once)
+    assert unescaped([{**row, "text": f"{row['text']} &lt;3"} if n % 10 == 0 else row for n, row in enumerate(once)])
+
+
+def test_unused_columns_are_named_and_nothing_is_written_that_is_recognised_anyway(tmp_path, capsys) -> None:
+    rows = [{"Id": n, **row, "Branch": "Köln"} for n, row in enumerate(labelled("good", "bad"))]
+    settings = init(written(tmp_path, rows, delimiter=";"))
+    assert "2 of 4 columns not used (50.0%): Id, Branch" in capsys.readouterr().out
+    assert "# Not used: Id\n# Not used: Branch\n" in (tmp_path / "new.yaml").read_text(encoding="utf-8")
+    assert settings["data"].keys() == {"train_file", "validation_split"}
+    grouped = [{**row, "speaker": f"s{n % 7}"} for n, row in enumerate(labelled("good", "bad"))]
+    init(written(tmp_path, grouped))
+    assert "not used" not in capsys.readouterr().out
+
+
+def test_chats_are_counted_in_their_template(tmp_path) -> None:
+    save_chat_model(tmp_path / "model")
+    said = {"user": "is it good", "assistant": "it is"}
+    rows = [{"messages": [{"role": role, "content": f"{text} {n}"} for role, text in said.items()]} for n in range(60)]
+    chats = written(tmp_path, rows, "chats.jsonl")
+    frame = "is it good " * 20
+    template = "{% for turn in messages %}" + frame + "{{ turn.content }} {{ eos_token }} {% endfor %}"
+    sizes = [init(chats, "--model", tmp_path / "model", *given)["task"]["block_size"]
+             for given in ((), (f"task.chat_template={template}",))]  # fmt: skip
+    assert sizes[0] < len(frame.split())
+    assert sizes[1] >= 2 * len(frame.split())
+
+
+def test_the_prefix_of_t5_is_counted(tmp_path) -> None:
+    rows = [{"article": "a" * 119 + f"{n}", "summary": "b" * 20} for n in range(60)]
+    source = written(tmp_path, [{**row, "article": row["article"][-118:]} for row in rows], "articles.jsonl")
+    assert init(source)["task"]["max_source_length"] == 48  # 118 characters and "summarize: " are over 32 tokens
+
+
+@pytest.mark.slow
+def test_the_last_lines_name_the_scores_to_beat(tmp_path, capsys) -> None:
+    for source in (ratings(tmp_path), written(tmp_path, recordings(tmp_path, [0.5] * 12), "clips.csv")):
+        assert run_command("init", source, "--from-scratch", "--output", tmp_path / "y.yaml", "--overwrite") == 0
+        said = capsys.readouterr().out
+        command = re.search(r"\n  toolkit (baseline .*)\n", said)[1]
+        assert run_command(*shlex.split(command), "--output", tmp_path / f"{source.stem}-baseline") == 0
+        capsys.readouterr()
+
+
+def test_small_models_are_proposed_where_there_is_no_gpu(tmp_path, monkeypatch) -> None:
+    for n in range(12):
+        (folder := tmp_path / "photos" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
+        (folder / f"{n}.png").write_bytes(image(noise(20, 24, 3, seed=n)))
+    model, precision = {}, {}
+    for gpu in (False, True):
+        for module in ("models", "guesses"):
+            monkeypatch.setattr(f"toolkit.lab.init.{module}.has_gpu", lambda gpu=gpu: gpu)
+        monkeypatch.setattr("toolkit.lab.init.guesses.has_fast_bf16", lambda: True)
+        assert run_command("init", tmp_path / "photos", "--output", tmp_path / f"{gpu}.yaml") == 0
+        settings = YAML(typ="safe", pure=True).load(tmp_path / f"{gpu}.yaml")
+        model[gpu], precision[gpu] = settings["model"]["name_or_path"], settings["train"].get("mixed_precision")
+    assert model == {False: "microsoft/resnet-18", True: "google/vit-base-patch16-224-in21k"}
+    assert precision == {False: None, True: "bf16"}, "torch's convolutions in bf16 on CPUs may give NaN"
+
+
+def test_nothing_is_downloaded_from_scratch(tmp_path, capsys) -> None:
+    for n in range(12):
+        (folder := tmp_path / "photos" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
+        (folder / f"{n}.png").write_bytes(image(noise(20, 24, seed=n)))
+    settings = init(tmp_path / "photos", "--from-scratch")
+    assert settings["task"]["image"]["size"] == 40  # twice the shorter side
+    assert settings["model"]["from_config"]["num_channels"] == 1
+    clips = written(tmp_path, recordings(tmp_path, [0.5] * 12, 8000))
+    assert init(clips, "--from-scratch")["task"]["audio"]["sampling_rate"] == 8000
+    pretrained = init(written(tmp_path, labelled("good", "bad")))
+    new = init(written(tmp_path, labelled("good", "bad")), "--from-scratch")
+    assert new["model"].keys() == {"from_config"}
+    assert new["train"]["learning_rate"] > pretrained["train"]["learning_rate"]
+    assert new["train"]["num_train_epochs"] > pretrained["train"]["num_train_epochs"]
+    assert "a model is named, too" in refusal(capsys, ratings(tmp_path), "--from-scratch", "--model", "some/model")
+    articles = json_lines(tmp_path / "a.jsonl", ({"article": text, "summary": text[:30]} for text in TEXTS))
+    assert "texts with summaries need a pretrained model" in refusal(capsys, articles, "--from-scratch")
+
+
+def test_a_model_that_cannot_be_loaded_names_the_way_without_one(tmp_path, capsys) -> None:
+    assert run_command("init", prices(tmp_path), "--output", tmp_path / "y.yaml") == 0
+    assert run_command("train", "reviews", "--config", tmp_path / "y.yaml", f"output_dir={tmp_path / 'run'}") == 2
+    assert "toolkit init FILE --from-scratch" in capsys.readouterr().err
+
+
+def pictures(folder: Path) -> Path:
+    """Writes bright and dark images."""
+    for n in range(80):
+        (place := folder / "pictures" / ("bright", "dark")[n % 2]).mkdir(parents=True, exist_ok=True)
+        picture = noise(20, 20, 3, seed=n).point(lambda value, n=n: value // 3 + (0 if n % 2 else 160))
+        (place / f"{n}.png").write_bytes(image(picture))
+    return folder / "pictures"
+
+
+def sounds(folder: Path) -> Path:
+    """Writes high and low tones."""
+    for n in range(80):
+        (place := folder / "sounds" / ("high", "low")[n % 2]).mkdir(parents=True, exist_ok=True)
+        frequency = 300 + n if n % 2 else 2000 + 5 * n
+        (place / f"{n}.wav").write_bytes(audio(tone(0.3, 8000, frequency=frequency), 8000))
+    return folder / "sounds"
+
+
+def opinions(folder: Path) -> Path:
+    words = {"good": "great and sturdy", "bad": "torn and leaking"}
+    rows = [{"text": f"{text.rsplit(' ', 1)[0][:60]} {words[label]} {n}", "label": label}
+            for n, text in enumerate(sentences(rows=160)) for label in (("good", "bad")[n % 2],)]  # fmt: skip
+    return json_lines(folder / "opinions.jsonl", rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [opinions, pictures, sounds])
+def test_a_new_model_learns_what_is_easy(write, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    source = next(name for name in ("opinions.jsonl", "pictures", "sounds") if (tmp_path / name).exists())
+    assert run_command("init", source, "--from-scratch", "--output", "my.yaml") == 0
+    assert run_command("train", "reviews", "--config", "my.yaml") == 0
+    summary = json.loads((tmp_path / "outputs" / Path(source).stem / "run.json").read_text(encoding="utf-8"))
+    assert summary["result"]["eval_accuracy"] > 0.8

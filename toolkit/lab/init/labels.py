@@ -1,0 +1,121 @@
+"""What a column of labels most likely means: classes, several labels, or numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from toolkit.data.values import vector
+from toolkit.lab.init.profile import (
+    BOOLEAN,
+    DATE,
+    FILES,
+    MIXED,
+    NOTHING,
+    NUMBER,
+    NUMBERS,
+    OBJECT,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    ColumnProfile,
+)
+
+MOST_WHOLE_CLASSES = 20
+"""Whole numbers with at most this many values are classes."""
+_SEPARATORS = (",", ";", "|")
+_LEAST_SEPARATED = 0.05
+"""Smallest share of values with several labels."""
+_MOST_CHARACTERS = 60
+_MOST_CLASSES = 500
+
+SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+
+
+@dataclass(frozen=True)
+class LabelKind:
+    """The meaning of a label column."""
+
+    problem_type: str  # `task.problem_type`
+    reason: str  # why
+    separator: str | None = None  # `task.label_separator`, or None where it does not matter
+    decimal: str | None = None  # `task.decimal`, or None where it does not matter
+    vector: int = 0  # length of vectors of 0 and 1, whose places have no names
+
+
+def can_be_label(column: ColumnProfile) -> bool:
+    """Whether a column can be a label: numbers that are no ids, or values that repeat."""
+    if column.kind in (TEXTS, NUMBERS) or column.lists or column.amounts or _vectors(column):
+        return True
+    if column.kind == OBJECT:
+        flags = [flag for value in column.values for flag in value.values()]
+        return all(flag is None or (isinstance(flag, int) and flag in (0, 1)) for flag in flags)
+    if column.kind in (DATE, MIXED, NOTHING, *FILES.values()) or len(column.counts) < 2:
+        return False
+    if column.kind in (WHOLE, NUMBER):
+        return column.kind == NUMBER or not column.is_unique
+    repeats = len(column.counts) <= min(_MOST_CLASSES, len(column.values) / 2)
+    return repeats and column.mean_characters <= _MOST_CHARACTERS
+
+
+def merged(counts: Mapping[str, int]) -> dict[str, str]:
+    """Maps labels to the most frequent of those that differ from them only in case and blanks."""
+    alike: dict[str, list[str]] = {}
+    for label in counts:
+        alike.setdefault(" ".join(label.casefold().split()), []).append(label)
+    most = {label: max(group, key=lambda name: counts[name]) for group in alike.values() for label in group}
+    return {label: name for label, name in most.items() if label != name}
+
+
+def label_kind(column: ColumnProfile) -> LabelKind:
+    """Returns what a label column most likely means."""
+    if found := _vectors(column):
+        return found
+    if column.lists or column.kind in (TEXTS, NUMBERS, OBJECT):
+        lists, what = column.lists or column.values, "printed lists" if column.lists else column.kind
+        numbers = not any(isinstance(value, str) for values in lists for value in values)
+        equal = len(set(map(len, lists))) == 1  # others are ids of labels
+        return LabelKind(REGRESSION if numbers and equal else MULTI, f"{column.name!r} holds {what}")
+    if column.amounts:
+        low, high = min(column.amounts), max(column.amounts)
+        why = f"amounts from {low:g} to {high:g}, such as {column.values[0]!r}"
+        return LabelKind(REGRESSION, why, decimal=column.decimal)
+    different = len({float(value) for value in column.numbers}) if column.numbers else len(column.counts)
+    if column.kind == WHOLE and different <= MOST_WHOLE_CLASSES:
+        return LabelKind(SINGLE, f"whole numbers with at most {MOST_WHOLE_CLASSES} values are classes")
+    if column.kind in (WHOLE, NUMBER):
+        low, high = min(column.numbers), max(column.numbers)
+        few = f"whole numbers with at most {MOST_WHOLE_CLASSES} values would be classes"
+        return LabelKind(REGRESSION, f"{column.kind} from {low:g} to {high:g} with {different} values; {few}")
+    for separator in _SEPARATORS if column.kind == TEXT else ():
+        if share := _separated(column, separator):
+            return LabelKind(
+                MULTI, f"{share:.0%} of the values are several labels, separated by {separator!r}", separator
+            )
+    return LabelKind(SINGLE, "true or false" if column.kind == BOOLEAN else "one name per row")
+
+
+def _vectors(column: ColumnProfile) -> LabelKind | None:
+    """Returns the kind of vectors of 0 and 1, as lists or as text with separators; None if the column holds others."""
+    for separator in (None, *_SEPARATORS, " "):
+        parts = column.lists or column.values
+        if separator is not None:
+            parts = [value.split(separator) if isinstance(value, str) else [] for value in column.values]
+        sizes = {len(each) if isinstance(each, list) else 0 for each in parts}
+        if len(sizes) == 1 and max(sizes) > 1 and all(map(vector, parts)):
+            return LabelKind(MULTI, f"{column.name!r} holds vectors of 0 and 1", separator, vector=max(sizes))
+    return None
+
+
+def _separated(column: ColumnProfile, separator: str) -> float:
+    """Returns the share of values with several labels; 0 if the separator is part of names.
+
+    The parts are labels if they recur: there are at most as many as there are combinations of them.
+    """
+    several = sum(count for value, count in column.counts.items() if separator in value.strip(separator))
+    combinations = {frozenset(part.strip() for part in value.split(separator)) for value in column.counts}
+    parts = Counter(part for each in combinations for part in each if part)
+    recurring = parts and max(parts.values()) > 1 and len(parts) <= len(combinations)
+    share = several / len(column.values)
+    return share if recurring and share >= _LEAST_SEPARATED else 0.0
