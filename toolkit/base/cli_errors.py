@@ -148,9 +148,9 @@ def unexpected(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
     if type(error).__name__ == "OutOfMemoryError":
         return (
-            f"{text.splitlines()[0]}\nThe device has too little memory: lower train.per_device_train_batch_size and "
-            "raise train.gradient_accumulation_steps by the same factor, or lower train.max_tokens_per_batch; the "
-            "results stay the same."
+            f"{text.splitlines()[0]}\nThe device has too little memory: lower train.per_device_train_batch_size "
+            "(without train.global_batch_size, raise train.gradient_accumulation_steps by the same factor), or lower "
+            "train.max_tokens_per_batch; the results stay the same."
         )
     for sign, message in KNOWN.items():
         if sign in text and not is_full(error):
@@ -196,6 +196,10 @@ KNOWN = {
     "EADDRINUSE": (
         "The port where the ranks of this run meet is in use, by another job or program on this machine: set "
         "MASTER_PORT to another, the same for all ranks."
+    ),
+    "No module named": (
+        "A library is not installed. Install the toolkit with the libraries that it needs: pip install "
+        "finetune-toolkit, or in its repository `make setup` or pip install ."
     ),
     "without overflow": "A number became too large for float32: lower train.learning_rate.",
     "index out of range in self": (

@@ -31,10 +31,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints records as lines: errors to stderr, everything else to stdout, warnings with the prefix `warning: `.
-
-    Errors of writing (a closed pipe, a full disk) are raised to the caller.
-    """
+    """Prints records: errors to stderr, others to stdout, warnings with a prefix; raises errors of writing."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints one record, above the progress bars if there are any."""

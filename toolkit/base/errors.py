@@ -96,7 +96,9 @@ class Interrupted(ToolkitError):  # noqa: N818 - nothing went wrong
 
 def pretrained_error(key: str, name: str, error: Exception) -> InputError:
     """Returns the error for a model or processor, a hub id or folder of the setting `key`, that cannot be loaded."""
-    reason = str(error).strip().split("\n")[0]
+    # Whole, because libraries say what to do at the end.
+    ours = "model.trust_remote_code=true (for a finished run: --trust-remote-code)"
+    reason = " ".join(str(error).split()).replace("`trust_remote_code=True`", ours)
     if kind_of(Path(name) / "config.json") == "file":
         return InputError(
             f"{key}: cannot load the model in the folder {name!r} (tried {Path(name).absolute()}).\n"
@@ -106,5 +108,6 @@ def pretrained_error(key: str, name: str, error: Exception) -> InputError:
         f"{key}: cannot load {name!r}.\n"
         f"  It is not a usable local folder (tried {Path(name).absolute()}) and could not be downloaded from the Hub.\n"
         f"  Reason: {type(error).__name__}: {reason}\n"
-        "  Give a local folder, or check the name and the network (with HF_HUB_OFFLINE=1 only cached models load)."
+        "  Give a local folder, or check the name and the network (with HF_HUB_OFFLINE=1 only cached models load).\n"
+        "  `toolkit init FILE --from-scratch` writes a YAML that downloads nothing."
     )

@@ -9,31 +9,35 @@ from toolkit.base.errors import InputError
 from toolkit.base.files import expanded
 
 
-def output_file(path: str | Path, option: str = "--output") -> Path:
-    """Returns the file of an option, `--output` unless another is named, after checking that it can be written.
+def output_file(path: str | Path, overwrite: bool = False) -> Path:
+    """Returns the file of `--output`, after checking that it can be written.
 
-    Raises InputError if its folder does not exist, or the file cannot be written.
+    Raises InputError if its folder does not exist, it cannot be written, or it exists and may not be overwritten.
     """
     file = expanded(path)
     if not file.parent.is_dir():
-        raise InputError(f"{option}: there is no folder {file.parent.absolute()}; create it first")
+        raise InputError(f"--output: there is no folder {file.parent.absolute()}; create it first")
     if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise InputError(f"{option}: cannot write {file.absolute()}; use another file")
+        raise InputError(f"--output: cannot write {file.absolute()}; use another file")
+    if file.exists() and not overwrite:
+        raise InputError(
+            f"{file} exists, and may have been edited; name another file with --output, or add --overwrite"
+        )
     return file
 
 
-def output_folder(path: str | Path, option: str = "--output-dir", make: bool = True, empty: bool = True) -> Path:
-    """Returns the folder of an option; `make` creates it, `empty` means that it must be empty if it exists.
+def output_folder(path: str | Path, make: bool = True, empty: bool = True) -> Path:
+    """Returns the folder of `--output`; `make` creates it, `empty` means that it must be empty if it exists.
 
     Raises InputError if it is not an empty folder, its parent does not exist, or it cannot be created.
     """
     folder = expanded(path)
     if empty and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
-        raise InputError(f"{option}: {folder.absolute()} is not an empty folder; use another one, or delete it")
+        raise InputError(f"--output: {folder.absolute()} is not an empty folder; use another one, or delete it")
     if not make:
-        return folder if folder.is_dir() else output_file(folder, option)
+        return folder if folder.is_dir() else output_file(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{option}: cannot make the folder {folder.absolute()}: {error.strerror}") from error
+        raise InputError(f"--output: cannot make the folder {folder.absolute()}: {error.strerror}") from error
     return folder

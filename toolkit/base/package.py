@@ -5,6 +5,8 @@ In the repository they are folders beside the package; in an installed wheel the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,17 @@ def present(path: str | Path) -> Path:
     if kind_of(Path(path)):
         return Path(path)
     return find_shipped(path) or Path(path)
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Gives a module or class another attribute inside the block."""
+    former = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, former)
 
 
 def import_object(name: str) -> Any:

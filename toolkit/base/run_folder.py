@@ -37,6 +37,7 @@ class RunFolder:
     curves = _Inside("curves.svg", "All curves, for the Markdown report.")
     bad_rows = _Inside("bad_rows.jsonl", "Rows that the run skipped.")
     bad_rows_evaluate = _Inside("bad_rows_evaluate.jsonl", "Rows that `toolkit evaluate` skipped.")
+    refit = _Inside("refit", "Output folder of the run that trains again on all rows (`train.refit`).")
     snapshots = _Inside("snapshots", "Folder of the models of a snapshot ensemble.")
     merged = _Inside("merged", "Folder of the model that `toolkit merge` makes.")
     tracking = _Inside("tracking", "Folder for trackers.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 OPERATIONS = ("show", "verify", "convert")
-ONLY_FOR = {"tensors": "show", "output_dir": "convert", "format": "convert", "recipe": "convert",
+ONLY_FOR = {"tensors": "show", "output": "convert", "format": "convert", "recipe": "convert",
             "trust_remote_code": "convert"}  # fmt: skip
 """The operation that has each option."""
 
@@ -34,7 +34,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
         help="a step-<N> folder; of a run, the newest valid one (verify: all)",
     )
     parser.add_argument("--tensors", action="store_true", help="show: list every tensor")
-    options.add(parser, "--output-dir")
+    options.add_output(parser, folder=True)
     formats = "convert: a model; full and sharded write a checkpoint"
     options.add(parser, "--format", type=options.one_of("full", "sharded"), default_text=formats)
     options.add(parser, "--recipe", default_text="that of the run")
@@ -70,11 +70,11 @@ def _newest(path: Path) -> Checkpoint:
 def _convert(path: Path, arguments: argparse.Namespace) -> None:
     from toolkit.deploy.convert import convert_format, convert_to_model
 
-    if not arguments.output_dir:
-        raise InputError("--output-dir: `toolkit checkpoint convert` needs a folder to write to")
+    if not arguments.output:
+        raise InputError("--output: `toolkit checkpoint convert` needs a folder to write to")
     quiet_libraries()
     checkpoint = _newest(path)
-    output = output_folder(arguments.output_dir)
+    output = output_folder(arguments.output)
     if arguments.format:
         folder = convert_format(checkpoint, output, arguments.format)
         say(f"wrote {folder}; resume with checkpoint.resume={folder}")

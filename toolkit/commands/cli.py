@@ -101,6 +101,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--version", action="version", version=f"toolkit {__version__}")
     parser.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)
     name = parser.parse_known_args(arguments[:1])[0].command
+
+    from toolkit.base.cli_errors import guarded
+
+    guarded(lambda: run_command(name, arguments))
+
+
+def run_command(name: str, arguments: Sequence[str]) -> None:
+    """Parses the arguments of a sub-command, the first of which is its name, and runs it."""
     summary, chosen = COMMANDS[name][1], command_of(name)
     # The arguments get a separate parser: only `parse_intermixed_args` accepts overrides after an option, and argparse
     # does not support it for sub-parsers.
@@ -111,9 +119,5 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if not arguments[1:] and any(action.required for action in command._actions):  # argparse has no public list
         command.print_help()
         sys.exit(2)
-    given = list(chosen.rewritten(options.with_current_names(name, arguments[1:])))
-    parsed = command.parse_intermixed_args(given, argparse.Namespace(command=["toolkit", *arguments]))
-
-    from toolkit.base.cli_errors import guarded
-
-    guarded(lambda: chosen.work(parsed))
+    given = list(chosen.rewritten(options.with_current_names(name, arguments[1:], command)))
+    chosen.work(command.parse_intermixed_args(given, argparse.Namespace(command=["toolkit", *arguments])))

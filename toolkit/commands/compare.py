@@ -49,7 +49,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
         help="run only every Nth run, from the Ith, beside other commands with the other parts, on equal machines; the "
         "last one writes the comparison",
     )  # fmt: skip
-    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-compare")
+    options.add_output(parser, "OUTPUT_DIR-compare", folder=True)
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -111,7 +111,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
                         help="database of the study, for searches without a common disk (default: a file in the output "
                         "folder)")  # fmt: skip
     options.add_launch(parser)
-    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-search")
+    options.add_output(parser, "OUTPUT_DIR-search", folder=True)
     parser.add_argument("--show", metavar="DIR", help="show the search in this folder, which may be running")
 
 
@@ -155,7 +155,7 @@ def add_cross_validate(parser: argparse.ArgumentParser) -> None:
                         help=f"number of folds, and of trainings (default: {FOLDS})")  # fmt: skip
     parser.add_argument("--keep-models", action="store_true", help="keep the model of each fold")
     options.add_launch(parser)
-    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-cross-validate")
+    options.add_output(parser, "OUTPUT_DIR-cross-validate", folder=True)
 
 
 def run_cross_validate(arguments: argparse.Namespace) -> None:
@@ -177,7 +177,7 @@ def add_baseline(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, and whether its model is scored."""
     options.add_recipe(parser)
     parser.add_argument("--no-model", action="store_true", help="without the model, for instance because it is large")
-    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-baseline")
+    options.add_output(parser, "OUTPUT_DIR-baseline", folder=True)
 
 
 def run_baseline(arguments: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     options.add(parser, "overrides")
     options.add(parser, "--config")
     place = f"{DEFAULT_FOLDER}, where the shipped configurations look; the dataset is written to its subfolder NAME"
-    options.add(parser, "--output-dir", default_text=place)
+    options.add_output(parser, place, folder=True)
     parser.add_argument(
         "--from", dest="mirror", metavar="DIR", help="folder with manually downloaded source files (works offline)"
     )
@@ -36,10 +36,10 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 def run_data(arguments: argparse.Namespace) -> None:
     """Does what was asked."""
-    others = {"show": ("output_dir", "mirror"), "get": ("config", "overrides")}[arguments.action]
+    others = {"show": ("output", "mirror"), "get": ("config", "overrides")}[arguments.action]
     if given := [name for name in others if getattr(arguments, name)]:
         other = "get" if arguments.action == "show" else "show"
-        names = {"mirror": "--from", "output_dir": "--output-dir", "overrides": "section.key=value"}
+        names = {"mirror": "--from", "output": "--output", "overrides": "section.key=value"}
         raise InputError(f"{names.get(given[0], '--config')}: only `toolkit data {other}` has this option; remove it")
     {"show": _show, "get": _get}[arguments.action](arguments)
 
@@ -54,7 +54,7 @@ def _get(arguments: argparse.Namespace) -> None:
     mirror = expanded(arguments.mirror) if arguments.mirror else None
     if mirror is not None and not mirror.is_dir():
         raise InputError(f"--from: there is no folder {mirror.absolute()}")
-    get_dataset(arguments.name, expanded(arguments.output_dir or DEFAULT_FOLDER), mirror, print)
+    get_dataset(arguments.name, expanded(arguments.output or DEFAULT_FOLDER), mirror, print)
 
 
 def _show(arguments: argparse.Namespace) -> None:
@@ -85,7 +85,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="output folder of a finished run, or of cross-validate, whose predictions show likely wrong labels",
     )
-    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-doctor")
+    options.add_output(parser, "OUTPUT_DIR-doctor", folder=True)
 
 
 def run_doctor(arguments: argparse.Namespace) -> None:
@@ -99,10 +99,8 @@ def run_doctor(arguments: argparse.Namespace) -> None:
 def add_fetch(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, its YAML, the folder and whether to prepare the rows."""
     options.add_recipe(parser)
-    parser.add_argument(
-        "--to", required=True, metavar="DIR",
-        help="folder to write to; a second time, only what is missing, damaged or changed is written",
-    )  # fmt: skip
+    again = "none; a second time, only what is missing, damaged or changed is written"
+    options.add_output(parser, again, folder=True, required=True)
     parser.add_argument("--prepare", action="store_true", help="check and tokenise the rows, too, as the run would")
 
 
@@ -116,7 +114,7 @@ def run_fetch(arguments: argparse.Namespace) -> None:
     quiet_libraries()
     from toolkit.lab.fetch import fetch, lines
 
-    folder = expanded(arguments.to).absolute()
+    folder = expanded(arguments.output).absolute()
     print("\n".join(lines(*fetch(task_type, arguments.config, arguments.overrides, folder, arguments.prepare))))
 
 

@@ -22,9 +22,10 @@ FORMATS = ("zip", "merged", "onnx", "torch_export", "int8")
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the format, the output, and the rows to compare on."""
     options.add(parser, "run")
+    options.add(parser, "overrides", default_text="as the run; how answers are made")
     others = "zip; also merged, onnx, torch_export or int8"
     options.add(parser, "--format", type=options.one_of(*FORMATS), default="zip", default_text=others)
-    options.add(parser, "--output", default_text="RUN.zip; for other formats than zip it is a folder, RUN-FORMAT")
+    options.add_output(parser, "RUN.zip; for other formats than zip it is a folder, RUN-FORMAT")
     options.add(parser, "--data", default_text="the run's validation rows, to compare the export with the run")
     options.add(parser, "--parity-rows", default_text=str(EXPORT_MOST))
     options.add(parser, "--recipe", default_text="that of the run")
@@ -37,14 +38,14 @@ def run_export(arguments: argparse.Namespace) -> None:
     folder = expanded(arguments.run)
     if arguments.format != "zip":
         default = f"{folder.absolute()}-{arguments.format}"
-        output = output_folder(arguments.output or default, "--output", make=False)
+        output = output_folder(arguments.output or default, make=False)
         _write_folder(arguments, arguments.format, output, arguments.parity_rows or EXPORT_MOST)
         return
     output = _zip_file(arguments, folder)
     from toolkit.deploy.export.archive import export_zip
 
     quiet_libraries()
-    export_zip(folder, arguments.recipe, output, arguments.trust_remote_code)
+    export_zip(folder, arguments.recipe, output, arguments.trust_remote_code, arguments.overrides)
 
 
 def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
@@ -52,7 +53,7 @@ def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
     for option in ("--data", "--parity-rows"):
         if getattr(arguments, option[2:].replace("-", "_")) is not None:
             raise InputError(f"{option}: a zip has the run's own model, which is not compared; remove it")
-    output = output_file(arguments.output or f"{folder.absolute()}.zip")
+    output = output_file(arguments.output or f"{folder.absolute()}.zip", arguments.overwrite)
     if output.suffix.lower() != ".zip":
         raise InputError(f"--output: received {output.name!r}, expected a name that ends in .zip")
     return output
@@ -64,7 +65,8 @@ def _write_folder(arguments: argparse.Namespace, name: str, output: Path, most: 
 
     quiet_libraries()
     folder, remote = expanded(arguments.run), arguments.trust_remote_code
-    export_folder(Request(folder, name, output, most, arguments.recipe, arguments.data, remote))
+    changes = getattr(arguments, "overrides", ())
+    export_folder(Request(folder, name, output, most, arguments.recipe, arguments.data, remote, changes))
 
 
 SERVE_PORT = 8000
@@ -127,7 +129,7 @@ MERGE_MOST = 32
 def add_merge(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the output folder, and the rows to compare on."""
     options.add(parser, "run")
-    options.add(parser, "--output-dir", default_text="RUN/merged")
+    options.add_output(parser, "RUN/merged", folder=True)
     options.add(parser, "--data", default_text="the run's own rows; labelled, to compare the merged model with the run")
     options.add(parser, "--parity-rows", default_text=str(MERGE_MOST))
     options.add(parser, "--recipe", default_text="that of the run")
@@ -141,7 +143,7 @@ def run_merge(arguments: argparse.Namespace) -> None:
     require_no_launcher("merge")
     folder = expanded(arguments.run)
     read_settings(folder, arguments.recipe)  # a wrong run is said before the folder that would be in it
-    output = output_folder(arguments.output_dir or RunFolder(folder).merged, make=False)
+    output = output_folder(arguments.output or RunFolder(folder).merged, make=False)
     _write_folder(arguments, "merged", output, arguments.parity_rows or MERGE_MOST)
 
 

@@ -26,13 +26,13 @@ MOST_POINTS = 2000
 def add_lr_plot(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, its YAML, the file and the number of processes."""
     options.add_recipe(parser)
-    options.add(parser, "--output", default_text="lr.svg", default="lr.svg")
+    options.add_output(parser, "lr.svg", default="lr.svg")
     options.add(parser, "--processes", default_text="1", default=1)
 
 
 def run_lr_plot(arguments: argparse.Namespace) -> None:
     """Draws the rates as SVG, and prints peak, warm-up and number of steps."""
-    path = output_file(arguments.output)
+    path = output_file(arguments.output, arguments.overwrite)
     if path.suffix != ".svg":
         raise InputError(f"--output: received {path}; the plot is an SVG, so the name must end in .svg")
     task_type, loaded = options.load(arguments)
@@ -111,7 +111,7 @@ def add_lr_find(parser: argparse.ArgumentParser) -> None:
         parser, "--steps", default_text=f"{STEPS}, at least {LEAST_STEPS}", default=STEPS, type=at_least(LEAST_STEPS)
     )
     options.add_launch(parser)
-    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-lr-find")
+    options.add_output(parser, "OUTPUT_DIR-lr-find", folder=True)
 
 
 def run_lr_find(arguments: argparse.Namespace) -> None:
@@ -160,7 +160,7 @@ def add_batch_find(parser: argparse.ArgumentParser) -> None:
         type=at_least(LEAST_TIMED_STEPS),
     )
     options.add_launch(parser)
-    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-batch-find")
+    options.add_output(parser, "OUTPUT_DIR-batch-find", folder=True)
 
 
 def run_batch_find(arguments: argparse.Namespace) -> None:

@@ -108,10 +108,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--recipe": {"metavar": "RECIPE", "help": "recipe, by name or path"},
     "--data": {"metavar": "FILE", "help": "rows to read, with the columns of the run's files"},
     "--model": {"metavar": "MODEL", "help": "hub id or local folder of the model"},
-    "--output": {"metavar": "FILE", "help": "file to write"},
+    "--output": {"metavar": "PATH", "help": "file or folder to write"},
     "--format": {"metavar": "FORMAT", "help": "format to write"},
     "--mode": {"metavar": "MODE", "help": "kind of comparison"},
-    "--output-dir": {"metavar": "DIR", "help": "folder to write to"},
     "--processes": {"type": at_least(1), "metavar": "N", "help": "number of processes of a run"},
     "--launch": {
         "metavar": "FILE",
@@ -126,18 +125,20 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--host": {"metavar": "ADDRESS", "help": "address to listen on"},
     "--port": {"type": port, "metavar": "N", "help": "port to listen on, 0 for any free one"},
     "--time": {"metavar": "TIME", "help": "time limit, for example 4:00:00 (hours:minutes:seconds)"},
+    "--overwrite": {"action": "store_true", "help": "replace the output file if it exists"},
     "--trust-remote-code": {"action": "store_true", "help": "allow Python code that comes with the model"},
 }
 """Parameters of `add_argument` by argument name."""
 
 FORMER = {
     "evaluate": {"--batch-size": "--per-device-eval-batch-size", "--input": "--data"},
+    "fetch": {"--to": "--output"},
     "lr-plot": {"--num_processes": "--processes"},
-    "merge": {"--output": "--output-dir"},
     "plan": {"--json": "--output"},
     "predict": {"--batch-size": "--per-device-eval-batch-size", "--data": "--input"},
+    "runs": {"--csv": "--output", "--html": "--output"},
 }
-"""Deprecated names of options by command; they still work but are not documented."""
+"""Deprecated names of options by command, beside `--output-dir` of all; they still work but are not documented."""
 
 
 def add(parser: Parser, name: str, default_text: str | None = None, **settings: Any) -> None:
@@ -145,6 +146,13 @@ def add(parser: Parser, name: str, default_text: str | None = None, **settings: 
     shared = ARGUMENTS[name]
     text = shared["help"] if default_text is None else f"{shared['help']} (default: {default_text})"
     parser.add_argument(name, **{**shared, **settings, "help": text})
+
+
+def add_output(parser: Parser, default_text: str | None = None, folder: bool = False, **settings: Any) -> None:
+    """Adds `--output`, and `--overwrite` if it is a file; a folder is never overwritten, but may be continued."""
+    add(parser, "--output", default_text, **settings)
+    if not folder:
+        add(parser, "--overwrite")
 
 
 def add_launch(parser: Parser, **settings: Any) -> None:
@@ -159,11 +167,15 @@ def add_address(parser: Parser, default_port: int) -> None:
     add(parser, "--port", default=default_port, default_text=str(default_port))
 
 
-def with_current_names(command: str, arguments: Sequence[str]) -> list[str]:
-    """Returns a command's arguments with deprecated option names replaced."""
-    former = FORMER.get(command, {})
+def with_current_names(command: str, arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Returns a command's arguments with deprecated option names replaced, and says on stderr what to write instead."""
+    former = {"--output-dir": "--output", **FORMER.get(command, {})}
+    known = parser._option_string_actions  # argparse has no public list
     split = [argument.partition("=") for argument in arguments]
-    return ["".join((former.get(name, name), equals, value)) for name, equals, value in split]
+    renamed = {name: former[name] for name, *_ in split if name in former and former[name] in known}
+    for name, current in renamed.items() if "LOCAL_RANK" not in os.environ else ():
+        print(f"toolkit {command}: {name} is now {current}", file=sys.stderr)
+    return ["".join((renamed.get(name, name), equals, value)) for name, equals, value in split]
 
 
 def reject_input_as_output(file: Path, inputs: Sequence[str], option: str = "--output") -> None:
@@ -185,7 +197,7 @@ requests have all shapes, so the memory of a server would grow for a long time."
 def add_run(parser: argparse.ArgumentParser, bad_rows: str | None = "as the run") -> None:
     """Adds the run and the options for reading rows; `--bad-rows` only with the text of its default, `bad_rows`."""
     add(parser, "run")
-    add(parser, "overrides", default_text="as the run; how rows are read: data.columns.text=body and similar")
+    add(parser, "overrides", default_text="as the run; how rows are read (data.columns.text=body) and answers made")
     add(parser, "--recipe", default_text="that of the run")
     if bad_rows is not None:
         add(parser, "--bad-rows", default_text=bad_rows)
@@ -210,7 +222,7 @@ def open_trained(arguments: argparse.Namespace, skips_rows: bool = False) -> Tra
         arguments.per_device_eval_batch_size,
         arguments.trust_remote_code,
         _with_policy(arguments.overrides, arguments.bad_rows) if skips_rows else arguments.overrides,
-        (*READING, *POLICY) if skips_rows else READING,
+        (*READING, *POLICY, "max_eval_samples") if skips_rows else READING,
     )
 
 
@@ -218,8 +230,9 @@ def _with_policy(overrides: Sequence[str], bad_rows: str | None) -> list[str]:
     """Returns the overrides with `--bad-rows`; raises InputError if `data.bad_rows` is among them as well."""
     from toolkit.config.sections import DataConfig
 
+    overrides = ["data.max_eval_samples=null", *overrides]  # the run's is for its own rows
     if bad_rows is None:
-        return [*overrides]
+        return overrides
     if any(override.partition("=")[0] == "data.bad_rows" for override in overrides):
         raise InputError("--bad-rows, data.bad_rows: both were given; remove one of them")
     # What the run allowed to skip would be an error with `error`, but it is not what the user asks for here.
@@ -311,7 +324,7 @@ def request(arguments: argparse.Namespace, suffix: str, processes: int | None = 
         task_type=task_type,
         cfg=loaded.config,
         launch=launch,
-        output=expanded(given.get("output_dir") or f"{loaded.config.output_dir.rstrip('/')}-{suffix}"),
+        output=expanded(given.get("output") or f"{loaded.config.output_dir.rstrip('/')}-{suffix}"),
         command=shlex.join(arguments.command),
     )
 

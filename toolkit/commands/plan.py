@@ -31,14 +31,14 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="all-reduce bandwidth, for example 25GB/s (default: measured on this machine)",
     )
-    options.add(parser, "--output", default_text="none; the plan as JSON")
+    options.add_output(parser, "none; the plan as JSON")
 
 
 def run_plan(arguments: argparse.Namespace) -> None:
     """Prints the plan and writes it as JSON."""
     if arguments.bandwidth and not arguments.calibrate:
         raise InputError("--bandwidth: has no effect without --calibrate, which measures the compute time")
-    output = output_file(arguments.output) if arguments.output else None
+    output = output_file(arguments.output, arguments.overwrite) if arguments.output else None
     from toolkit.lab.plan.report import Plan, parse_bytes
 
     capacity, bandwidth = (
@@ -91,7 +91,7 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     options.add(parser, "--steps", default_text=f"{STEPS} to time, and as many to trace", default=STEPS)
     options.add_launch(parser)
-    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-profile")
+    options.add_output(parser, "OUTPUT_DIR-profile", folder=True)
 
 
 def run_profile(arguments: argparse.Namespace) -> None:
@@ -129,7 +129,7 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=at_least(1), default=ROUNDS, metavar="N", help=f"runs of each, in turn (default: {ROUNDS})"
     )
     options.add(parser, "--steps", default_text=str(SCALE_STEPS), default=SCALE_STEPS, type=at_least(LEAST_SCALE_STEPS))
-    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-scale")
+    options.add_output(parser, "OUTPUT_DIR-scale", folder=True)
 
 
 def run_scale(arguments: argparse.Namespace) -> None:
@@ -151,7 +151,7 @@ def add_collectives(parser: argparse.ArgumentParser) -> None:
     options.add(
         parser, "--processes", default_text=f"as in the --launch file, or {COLLECTIVES_PROCESSES}", type=at_least(2)
     )
-    options.add(parser, "--output-dir", default_text="outputs/collectives")
+    options.add_output(parser, "outputs/collectives", folder=True)
 
 
 def run_collectives(arguments: argparse.Namespace) -> None:
@@ -161,7 +161,7 @@ def run_collectives(arguments: argparse.Namespace) -> None:
 
     usual = COLLECTIVES_PROCESSES if arguments.launch is None else None
     launch = Launch.of(arguments.launch, arguments.processes or usual)
-    output = expanded(arguments.output_dir or "outputs/collectives")
+    output = expanded(arguments.output or "outputs/collectives")
     time_operations(launch, output, shlex.join(arguments.command)).publish(output)
 
 

@@ -30,7 +30,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         help="a text, or COLUMN=TEXT for several columns; may be repeated",
     )
     named = "INPUT.predictions and the input's format beside it, else .csv; the terminal for texts and single files"
-    options.add(parser, "--output", default_text=named)
+    options.add_output(parser, named)
     parser.add_argument("--threshold", type=options.fraction, metavar="P", help="add the column unsure: score below P")
     parser.add_argument("--all-scores", action="store_true", help="add a column with the score of every class")
 
@@ -41,7 +41,7 @@ def run_predict(arguments: argparse.Namespace) -> None:
     from toolkit.deploy.trained import read_settings
 
     output, contents = _output(arguments), AnswerOptions(arguments.threshold, arguments.all_scores)
-    contents.check(read_settings(expanded(arguments.run), arguments.recipe)[1])
+    contents.check(read_settings(expanded(arguments.run), arguments.recipe, overrides=arguments.overrides)[1])
     run = open_trained(arguments)
     inputs = file_inputs(run, arguments.input) if arguments.input else [text_input(run, arguments.input_text)]
     answer(run, inputs, output, contents, skips_rows=arguments.bad_rows != "error")
@@ -68,28 +68,30 @@ def _output(arguments: argparse.Namespace) -> Path | None:
         stem = Path(name).stem if suffix else name
         output = files[0].with_name(f"{stem}.predictions{suffix if known else '.csv'}")
     check_format(output)
-    output = output_file(output)
-    options.reject_input_as_output(output, arguments.input or [])
-    return output
+    options.reject_input_as_output(expanded(output), arguments.input or [])
+    return output_file(output, arguments.overwrite)
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the rows and the output file."""
     options.add_run(parser)
     options.add(parser, "--data", required=True)
-    options.add(parser, "--output", default_text="none; the metrics as JSON")
+    options.add_output(parser, "none; the metrics as JSON")
 
 
 def run_evaluate(arguments: argparse.Namespace) -> None:
     """Prints the metrics of the run's model on a file, with intervals and baselines."""
     from toolkit.deploy.evaluate import evaluate_file
+    from toolkit.deploy.trained import decoded_with
 
-    output = output_file(arguments.output) if arguments.output else None
+    output = expanded(arguments.output) if arguments.output else None
     bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(expanded(arguments.run)).bad_rows_evaluate
     for file, what in ((output, "--output"), (bad, "--data: the list of unusable rows")):
         if file:
             options.reject_input_as_output(file, [arguments.data], what)
-    evaluate_file(open_trained(arguments, skips_rows=True), Path(arguments.run).name, arguments.data, bad, output)
+    output = output_file(output, arguments.overwrite) if output else None
+    run, changed = open_trained(arguments, skips_rows=True), decoded_with(arguments.overrides)
+    evaluate_file(run, Path(arguments.run).name, arguments.data, bad, output, changed)
 
 
 COMMANDS = {

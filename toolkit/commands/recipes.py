@@ -30,36 +30,46 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     options.add(parser, "overrides")
     options.add(parser, "--recipe", default_text="the one that fits the columns")
     options.add(parser, "--model", default_text="a small pretrained model that fits the data")
-    options.add(parser, "--output", default_text="the name of the data with .yaml, in the current folder")
+    scratch = "train a small new model from the rows alone, which downloads nothing"
+    parser.add_argument("--from-scratch", action="store_true", help=scratch)
+    options.add_output(parser, "the name of the data with .yaml, in the current folder")
     parser.add_argument("--interactive", action="store_true", help="ask about the most important guesses")
 
 
 def run_init(arguments: argparse.Namespace) -> None:
     """Writes the YAML and prints what was recognised and the next command."""
     from toolkit.base.console import quiet_libraries, say
-    from toolkit.base.errors import InputError
-    from toolkit.base.files import written_whole
+    from toolkit.base.files import expanded, written_whole
     from toolkit.config.keys import to_yaml
     from toolkit.lab.init.draft import AS_GIVEN, LABEL_MAP, draft
     from toolkit.lab.init.files import name_of
+    from toolkit.lab.init.overview import Subject
+    from toolkit.recipe import validate
 
     quiet_libraries()
-    output = output_file(arguments.output or f"{name_of(arguments.source)}.yaml")
-    if output.exists():
-        raise InputError(f"{output} exists; name another file with --output, or delete it")
+    output = output_file(arguments.output or f"{name_of(arguments.source)}.yaml", arguments.overwrite)
     overrides = list(arguments.overrides)
     overrides += [f"model.name_or_path={arguments.model}"] if arguments.model else []
-    made = draft(arguments.source, arguments.recipe, overrides)
+    made = draft(arguments.source, arguments.recipe, overrides, scratch=arguments.from_scratch)
     if arguments.interactive and (answers := _ask(made)):
-        made = draft(arguments.source, made.kind.recipe, overrides + answers)
-    command = f"toolkit train {made.kind.recipe} --config {shlex.quote(str(output))}"
+        made = draft(arguments.source, made.kind.recipe, overrides + answers, scratch=arguments.from_scratch)
+    of_run = f"{made.kind.recipe} --config {shlex.quote(str(output))}"
+    command = f"toolkit train {of_run}"
     with written_whole(output) as file:
         file.write(made.yaml(command))
+        file.flush()
+        # What has problems is not written. A model of the hub may be loaded later, and a former run does not matter.
+        here = expanded(made.config.model.name_or_path or "").is_dir()
+        unused = [f"output_dir={file.name}.run"]
+        validate(type(made.task), file.name, unused, elsewhere=not here, first_rows=False).raise_problems()
     say(f"{arguments.source}: {made.summary}")
     for guess in (guess for guess in made.guesses if guess.key == LABEL_MAP and guess.reason != AS_GIVEN):
         say(f"  - task.label_map={to_yaml(guess.value)}: {guess.reason}")
-    for warning in made.rows.findings.warnings():
-        say(f"  - {warning}")
+    shown = Subject(made.config, made.task, made.rows, made.sample.profile)
+    for each in (*shown.omissions(), *made.rows.findings.warnings()):
+        say(f"  - {each}")
+    if made.task.has("baselines"):
+        say(f"scores that the training must beat:\n\n  toolkit baseline {of_run} --no-model\n")
     say(f"wrote {output}; a comment gives the reason of each setting. Next:\n\n  {command}")
 
 
@@ -93,7 +103,8 @@ def add_cp(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the folder."""
     options.add(parser, "recipe")
     about = "folder to make, with the recipe, its configurations and their sample data"
-    parser.add_argument("copy", metavar="DIR", help=about)
+    parser.add_argument("copy", nargs="?", metavar="DIR", help=about)
+    options.add_output(parser, "DIR", folder=True)
 
 
 def run_cp(arguments: argparse.Namespace) -> None:
@@ -104,7 +115,9 @@ def run_cp(arguments: argparse.Namespace) -> None:
     from toolkit.base.files import expanded, kind_of, why, written_folder
     from toolkit.recipe import recipe_file
 
-    recipe, folder = recipe_file(arguments.recipe), expanded(arguments.copy)
+    if (arguments.copy is None) == (arguments.output is None):
+        raise InputError("name the folder to make, either as DIR or with --output")
+    recipe, folder = recipe_file(arguments.recipe), expanded(arguments.copy or arguments.output)
     if kind_of(folder):
         raise InputError(f"{folder}: exists already; give the name of a new folder")
     configs = Path("configs") / recipe.stem

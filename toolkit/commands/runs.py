@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.base.console import format_duration, warn
+from toolkit.base.console import counted, format_duration, warn
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import expanded
 from toolkit.base.outputs import output_file
@@ -41,10 +41,8 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
         help="settings and results to show, for example train.optim eval_accuracy (default: in files, the settings in "
         "which the runs differ, and their results)",
     )  # fmt: skip
-    parser.add_argument(
-        "--html", metavar="FILE", help="write a page with a sortable table and the curves of chosen runs"
-    )
-    parser.add_argument("--csv", metavar="FILE", help="write the table as CSV")
+    what = "none; .html for a page with a sortable table and curves, .csv for the table; may be repeated"
+    options.add_output(parser, what, action="append", default=[])
 
 
 def run_runs(arguments: argparse.Namespace) -> None:
@@ -53,8 +51,9 @@ def run_runs(arguments: argparse.Namespace) -> None:
     from toolkit.lab.board import chosen, entry_of, require_known
     from toolkit.report.runs import find_records, repeats
 
-    files = {name: output_file(path, f"--{name}") for name in ("html", "csv")
-             if (path := getattr(arguments, name))}  # fmt: skip
+    files = [output_file(path, arguments.overwrite) for path in arguments.output]
+    if wrong := [file for file in files if file.suffix not in (".html", ".csv")]:
+        raise InputError(f"--output: received {wrong[0].name!r}, expected a name that ends in .html or .csv")
     folder = expanded(arguments.folder)
     every = [entry_of(record, folder) for record in find_records(folder)]
     if not every:
@@ -74,7 +73,7 @@ def run_runs(arguments: argparse.Namespace) -> None:
     _write(entries, arguments.columns, files, folder)
 
 
-def _write(entries: Sequence[Entry], names: Sequence[str], files: dict[str, Path], folder: Path) -> None:
+def _write(entries: Sequence[Entry], names: Sequence[str], files: Sequence[Path], folder: Path) -> None:
     """Writes the page and the CSV file, if they are asked for, and says so."""
     from toolkit.base.console import say
     from toolkit.base.files import write_text
@@ -82,11 +81,11 @@ def _write(entries: Sequence[Entry], names: Sequence[str], files: dict[str, Path
 
     shown = names or board.default_columns(entries)
     contents = {
-        "html": lambda: board.render(entries, shown, f"Runs in {folder.absolute().name}"),
-        "csv": lambda: board.as_csv(entries, shown),
+        ".html": lambda: board.render(entries, shown, f"Runs in {folder.absolute().name}"),
+        ".csv": lambda: board.as_csv(entries, shown),
     }
-    for name, file in files.items():
-        write_text(file, contents[name]())
+    for file in files:
+        write_text(file, contents[file.suffix]())
         say(f"{file} has {len(entries)} runs")
 
 
@@ -198,7 +197,7 @@ def add_certify(parser: argparse.ArgumentParser) -> None:
         help="strategy: settings of parallel to compare with one process, for instance fsdp=2 or replicas=2,tensor=2 "
         "(default: those that the model allows on two processes)",
     )
-    options.add(parser, "--output-dir", default_text="certificates/ and a hash of the configuration")
+    options.add_output(parser, "certificates/ and a hash of the configuration", folder=True)
     parser.add_argument("--keep", action="store_true", help="keep the runs, in DIR/runs")
 
 
@@ -210,7 +209,7 @@ def run_certify(arguments: argparse.Namespace) -> None:
     request = options.request(arguments, "certificates")
     from toolkit.lab.certify import certify
 
-    if arguments.output_dir is None:
+    if arguments.output is None:
         request = replace(request, output=folder_of(request.cfg))
     names, strategies = arguments.only or NAMES, arguments.strategy or ()
     report = certify(request, names, arguments.rows, arguments.kill_at, strategies, arguments.keep)
@@ -219,18 +218,30 @@ def run_certify(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-WITHOUT_CODE = {"trainer.callbacks": "[]", "model.trust_remote_code": "false"}
+WITHOUT_CODE = {
+    **dict.fromkeys(("callbacks", "eval.metrics", "trainer.callbacks"), "[]"),
+    "model.trust_remote_code": "false",
+}
 """Settings that execute code, with the values that execute none."""
 MOST_PROCESSES, MOST_THREADS = 8, 1024
 """Most processes (or as many as the machine has cores), and threads of each, of a run that may be somebody else's."""
+TOLERANCE = 1e-5
+"""Largest difference of a parameter in float32 between numbers of processes, which add in another order."""
+BETWEEN_PROCESSES = (
+    "Likely causes on another number of processes: dropout, whose random numbers differ; or a parameter without effect "
+    "on the loss, such as a bias before a softmax, whose gradient is only rounding, which Adam enlarges"
+)
 NOT_OWN = "this account has not started this run on this machine in its present form"
 
 
 def add_reproduce(parser: argparse.ArgumentParser) -> None:
     """Adds the run and the new run's folder."""
     options.add(parser, "run")
-    options.add(parser, "--output-dir", default_text="RUN-reproduced")
+    options.add_output(parser, "RUN-reproduced", folder=True)
     options.add(parser, "--recipe", default_text="that of the run")
+    options.add(
+        parser, "--processes", default_text="that of the run, whose bits are compared; else float32's tolerance"
+    )
     parser.add_argument(
         "--trust-run",
         action="store_true",
@@ -240,7 +251,7 @@ def add_reproduce(parser: argparse.ArgumentParser) -> None:
 
 
 def run_reproduce(arguments: argparse.Namespace) -> None:
-    """Trains again with the same settings, processes and threads."""
+    """Trains again with the same settings and threads, and the same or another number of processes."""
     from toolkit.lab.certify.trace import weight_difference
     from toolkit.report.runs import differences, read_record
 
@@ -252,17 +263,28 @@ def run_reproduce(arguments: argparse.Namespace) -> None:
     _reject_foreign_code(arguments.run, record, own)
     _require_sizes(arguments.run, record, own)
     _require_comparable_model(arguments.run, record)
-    folder = expanded(arguments.output_dir or f"{record.folder}-reproduced").absolute()
+    folder = expanded(arguments.output or f"{record.folder}-reproduced").absolute()
     if difference := _code_difference(record, recipe):
         warn(difference)
-    _train(recipe, record, folder, own)
+    processes = arguments.processes or record.facts["num_processes"]
+    exact = processes == record.facts["num_processes"]
+    _train(recipe, record, folder, own, processes)
 
     again = read_record(folder)
     show(differences(record, again), str(record.folder), str(folder))
     former, new = RunFolder(record.folder), RunFolder(folder)
     files, others = _weight_files(former), _weight_files(new)
     wrong = [f"only one of the two runs has model/{name}" for name in sorted(files ^ others)]
-    wrong += [found for name in sorted(files & others) if (found := weight_difference(former.model, new.model, name))]
+    wrong += [
+        found
+        for name in sorted(files & others)
+        if (found := weight_difference(former.model, new.model, name, 0.0 if exact else TOLERANCE))
+    ]
+    if not exact and not wrong:
+        print(
+            f"\nreproduced: on {counted(processes, 'process')}, parameters differ by at most {TOLERANCE:g} ({folder})"
+        )
+        return
     lines = [_numbers(run.metrics) for run in (former, new)]
     if not wrong and lines[0] == lines[1]:
         print(f"\nreproduced: parameters and {len(lines[0])} lines of metrics are bit-identical ({folder})")
@@ -271,6 +293,7 @@ def run_reproduce(arguments: argparse.Namespace) -> None:
     raise RunError(
         f"not reproduced: {reason}. Other differences are listed above; the new run is in {folder}."
         + (f"\nA likely cause: {difference}" if difference else "")
+        + ("" if exact else f"\n{BETWEEN_PROCESSES}")
     )
 
 
@@ -334,7 +357,7 @@ def _weight_files(files: RunFolder) -> set[str]:
     return {path.name for path in files.model.glob("*.safetensors")}
 
 
-def _train(recipe: Path, record: Record, folder: Path, own: bool) -> None:
+def _train(recipe: Path, record: Record, folder: Path, own: bool, processes: int) -> None:
     """Runs the recipe in the run's working directory, to which its paths are relative.
 
     For a run that may be somebody else's, that is the current directory, from which no module is imported.
@@ -353,10 +376,12 @@ def _train(recipe: Path, record: Record, folder: Path, own: bool) -> None:
     if not own and here != Path(__file__).resolve().parents[2]:
         environ["PYTHONSAFEPATH"] = "1"  # the current directory may be where a foreign run was unpacked
     # The settings that the run's launcher made are in its configuration.
+    window = {"train.global_batch_size": record.facts.get("rows_per_step"), "train.gradient_accumulation_steps": None}
     settings = [*written(QUIET), *([] if own else [f"{key}={value}" for key, value in WITHOUT_CODE.items()])]
+    settings += [] if processes == record.facts["num_processes"] else written(window)
     run = [str(recipe), "--config", str(RunFolder(record.folder).config), f"output_dir={folder}", *settings]
     code = run_processes(
-        ["-c", TOOLKIT, "toolkit", "train", *run, "--processes", str(record.facts["num_processes"])],
+        ["-c", TOOLKIT, "toolkit", "train", *run, "--processes", str(processes)],
         environ=environ,
         folder=here if why else noted,
     )

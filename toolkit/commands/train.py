@@ -1,7 +1,7 @@
 """Commands about a run's settings: train, validate, explain, schema, slurm.
 
 Without a configuration: `toolkit train reviews --data reviews.csv --text-column "Review Text" --label-column Rating
---model distilbert/distilbert-base-uncased --output-dir outputs/first`.
+--model distilbert/distilbert-base-uncased --output outputs/first`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOOLKIT = "import sys; del sys.argv[0]; from toolkit.commands.cli import main; m
 SETTINGS = {
     "data": ("--data FILE", "data.train_file", ("data.train_file", "data.dataset_name")),
     "model": ("--model MODEL", "model.name_or_path", ("model.name_or_path", "model.from_config")),
-    "output_dir": ("--output-dir DIR", "output_dir", ("output_dir",)),
+    "output": ("--output DIR", "output_dir", ("output_dir",)),
 }
 """Options that are settings: their spelling, the setting, and the settings that can be given instead. Without a
 configuration they are all needed."""
@@ -46,7 +46,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     options.add(parser, "--processes", default_text="1, or as started by torchrun, srun or accelerate launch")
     options.add(parser, "--data")
     options.add(parser, "--model")
-    options.add(parser, "--output-dir")
+    options.add_output(parser, "as in the YAML", folder=True)
     parser.add_argument(
         "--NAME-column", metavar="COLUMN", help="your name of the task's column NAME, for example --text-column body"
     )
@@ -150,9 +150,10 @@ def _check_rows(cfg: Config, task: Task) -> None:
     import datasets
 
     from toolkit.base.console import quiet_libraries, say
-    from toolkit.base.errors import DataError
+    from toolkit.base.errors import DataError, InputError
     from toolkit.data.loading import check_rows
     from toolkit.data.staging import stage_problem
+    from toolkit.prepare.inputs import omissions_of
 
     if cfg.data.dataset_name is not None and not datasets.config.HF_HUB_OFFLINE:
         return  # nothing is downloaded here, as the checks have reported
@@ -163,6 +164,14 @@ def _check_rows(cfg: Config, task: Task) -> None:
     counts = ", ".join(f"{len(part):,} {name}" for name, part in rows.splits.items())
     say(f"the rows were read: {counts}")
     rows.findings.tell()
+    try:
+        with quiet_libraries():
+            left = omissions_of(cfg, task, rows)[len(rows.findings.omissions) :]
+    except InputError as error:
+        say(f"not counted: what is truncated, because the model's processor cannot be loaded: {error}")
+        left = []
+    for each in left:
+        say(f"{each}.")
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
@@ -210,7 +219,7 @@ def add_slurm(parser: argparse.ArgumentParser) -> None:
     about = "GPUs of each machine, with one process each; 0 trains on the CPU (default: 1)"
     parser.add_argument("--gpus", type=at_least(0), default=1, metavar="N", help=about)
     options.add(parser, "--time", required=True)
-    options.add(parser, "--output", required=True)
+    options.add_output(parser, required=True)
     about = "what starts the processes (default: srun)"
     parser.add_argument("--launcher", choices=LAUNCHERS, default="srun", help=about)
     kind = parser.add_mutually_exclusive_group()
@@ -239,7 +248,7 @@ def run_slurm(arguments: argparse.Namespace) -> None:
     from toolkit.base.files import written_whole
     from toolkit.lab.slurm import script
 
-    output = output_file(arguments.output)
+    output = output_file(arguments.output, arguments.overwrite)
     text = script(_job(arguments))
     with written_whole(output) as file:
         file.write(text)
@@ -314,17 +323,17 @@ def _words(arguments: argparse.Namespace, recipe: str, config: str, per_node: in
     """Returns the command to run, and its arguments, parsed by the command itself."""
     if arguments.compare is None and arguments.search is None:
         return "train", [recipe, "--config", config, *arguments.overrides]
-    name = "search" if arguments.compare is None else "compare"
-    options = shlex.split(getattr(arguments, name))
-    own = {"compare": ("--part", "--processes"), "search": ("--time", "--processes")}[name]
     from toolkit.base.errors import InputError
     from toolkit.commands.compare import add_compare, add_search
 
-    if given := [each for each in options if each.partition("=")[0] in own]:
-        raise InputError(f"--{name}: {', '.join(given)} is set by the job script; remove it")
-    words = [recipe, "--config", config, *options, *arguments.overrides, "--processes", str(per_node)]
+    name = "search" if arguments.compare is None else "compare"
     parser = argparse.ArgumentParser(prog=f"--{name}: toolkit {name}", allow_abbrev=False)
     (add_search if name == "search" else add_compare)(parser)
+    given = options.with_current_names(name, shlex.split(getattr(arguments, name)), parser)
+    own = {"compare": ("--part", "--processes"), "search": ("--time", "--processes")}[name]
+    if wrong := [each for each in given if each.partition("=")[0] in own]:
+        raise InputError(f"--{name}: {', '.join(wrong)} is set by the job script; remove it")
+    words = [recipe, "--config", config, *given, *arguments.overrides, "--processes", str(per_node)]
     parser.parse_intermixed_args(words)
     return name, words
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from toolkit.api.batch import EvalData
@@ -15,10 +16,13 @@ from toolkit.report.scores import Scores, quality_of
 from toolkit.system.rank_order import local_main_first
 
 
-def evaluate_file(run: TrainedRun, name: str, file: str, bad_rows: Path, output: Path | None) -> None:
+def evaluate_file(
+    run: TrainedRun, name: str, file: str, bad_rows: Path, output: Path | None, changed: Sequence[str] = ()
+) -> None:
     """Prints the metrics of a run's model on a file, with intervals and baselines, and writes them as JSON.
 
-    Skipped rows are written to `bad_rows`. Raises DataError if the file or its rows cannot be used.
+    `changed` are the overrides with which answers are made, written with the metrics. Skipped rows are written to
+    `bad_rows`. Raises DataError if the file or its rows cannot be used.
     """
     data = _read(run, file, bad_rows)
     evaluation = run.evaluation(data)
@@ -31,7 +35,7 @@ def evaluate_file(run: TrainedRun, name: str, file: str, bad_rows: Path, output:
         say(hint)
     if output:
         metrics = {f"eval_{name}": value for name, value in evaluation.metrics.items()} | scores.figures
-        on_main(run.accelerator, write_json, output, metrics)
+        on_main(run.accelerator, write_json, output, {**metrics, **({"overrides": [*changed]} if changed else {})})
         say(f"also written to {output}")
 
 
@@ -44,7 +48,8 @@ def _read(run: TrainedRun, file: str, bad_rows: Path) -> EvalData:
     if accelerator.is_main_process and bad:
         write_bad_rows({"input": table}, bad_rows)
         warn(f"{skipped(table)}. They are skipped; {bad_rows} lists them.")
-    for line in exclusions(table):
-        say(line)
     with local_main_first(accelerator):
-        return run.preprocessed(table.rows, labelled=True, num_skipped=bad)
+        found = run.preprocessed(table.head(data.max_eval_samples).rows, labelled=True, num_skipped=bad)
+    for each in (*exclusions(table), *run.omissions(table.source, found)):
+        say(f"{each}.")
+    return found

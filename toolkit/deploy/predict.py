@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,7 @@ from toolkit.config.messages import join
 from toolkit.config.paths import sheet_of
 from toolkit.data.columns import LONG_NAME, columns_of, used_columns
 from toolkit.data.readers import RawRow, not_text
-from toolkit.data.readers.delimited import recognise
+from toolkit.data.readers.delimited import DELIMITERS, recognise
 from toolkit.data.readers.encodings import UTF_8
 from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import is_files, read_rows
@@ -59,7 +60,7 @@ def _file_input(run: TrainedRun, file: str) -> Input:
     reading = Reading.of(run.cfg.data)
     columns = columns_for(file, run.task, run.cfg.data.columns, reading)
     table = load_table(file, run.task, columns, labelled=False, reading=reading)
-    as_they_are = replace(reading, unescape_html=False)
+    as_they_are = replace(reading, unescape_html=False, strip_html=False)
     return Input(file, table, partial(read_rows, file, as_they_are, labelled=False), _style(file, reading))
 
 
@@ -81,6 +82,10 @@ def columns_for(file: str, task: Task, columns: Mapping[str, str], reading: Read
     if is_files(file) or len(present) != 1 or len(inputs) != 1 or len(present[0]) > LONG_NAME:
         return columns
     ((name, column),) = inputs.items()
+    trained = [columns.get(each, each) for each in used_columns(task)]
+    held = [each for each in trained if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", present[0])]
+    if present[0] != columns.get(name, name) and (held or any(each in present[0] for each in DELIMITERS)):
+        return columns  # a line that was not divided, or another column
     if present[0] not in (name, columns.get(name)):
         say(f"{file}: its only column, {present[0]!r}, is read as {name!r} ({column.help})")
     return {**columns, name: present[0]}
@@ -185,8 +190,8 @@ class Answers:
                 found = {FILE: each.name, ERROR: reason}
                 if reason is None:
                     found |= self._answer(answers, each.name)
-                own = {column: found.get(column) for column in names}
-                yield carried(raw) | {names[column]: value for column, value in own.items()}
+                shown = (lambda value: value) if self._nested else _rounded
+                yield carried(raw) | {name: shown(found.get(column)) for column, name in names.items()}
         if next(answers, None) is not None:
             raise _changed("an input")
 
@@ -209,6 +214,15 @@ class Answers:
                 parts = value.items() if isinstance(value, Mapping) else [("", value)]
                 added |= {f"{short}_{part}".removesuffix("_"): number for part, number in parts}
         return added
+
+
+def _rounded(value: Any) -> Any:
+    """Returns a value whose numbers, at any depth, have six significant digits, or six decimals if they are large."""
+    if isinstance(value, float):
+        return round(value, 6) if abs(value) >= 1 else float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {name: _rounded(part) for name, part in value.items()}
+    return [*map(_rounded, value)] if isinstance(value, list) else value
 
 
 def carried(raw: RawRow) -> dict[str, Any]:
@@ -249,6 +263,8 @@ def answer(
         apply_policy({each.name: each.table for each in inputs}, "error")
     data = _joined(run, inputs)
     answers = Answers(run.task, inputs, output or Path("terminal.csv"), options)
+    for each in run.omissions("input", data):
+        say(f"{each}.")
     predictions = run.predictions(data)
     if output is None:
         if run.accelerator.is_main_process:
@@ -265,7 +281,7 @@ def answer(
     total = len(data.rows) + len(bad)
     if bad:
         say(f"{len(bad)} of {total} rows have no prediction, see the column `error`:", blank_line_before=True)
-        say(listing(bad[:SHOWN]))
+        say(listing(bad, SHOWN))
     say(f"the predictions of {counted(total, 'row')} are in {output}", blank_line_before=True)
 
 

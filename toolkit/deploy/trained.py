@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from toolkit import modalities
-from toolkit.api.batch import EvalData, Predictions, Processor
+from toolkit.api.batch import EvalData, Omission, Predictions, Processor
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import Evaluation
 from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, say
 from toolkit.base.errors import ConfigError, InputError
-from toolkit.base.files import expanded, read_json
+from toolkit.base.files import expanded, kind_of, read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import require_trusted
 from toolkit.config.messages import join
-from toolkit.config.paths import source_of_finished
+from toolkit.config.paths import DATA_FILES, files_of, source_of_finished
 from toolkit.config.sections import Config, DataConfig
 from toolkit.config.train import ParallelConfig
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import given_table
-from toolkit.data.tokenise import tokenise
+from toolkit.data.tokenise import omissions, tokenise
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator, float32_precision, own_process_state, random_state_kept
 from toolkit.engine.evaluation import evaluate, predict
@@ -49,18 +49,26 @@ POLICY = ("bad_rows", "max_bad_rows")
 """Further ones, which have an effect where rows that cannot be used may be skipped."""
 
 
-def require_data_settings(overrides: Sequence[str], known: Sequence[str]) -> None:
-    """Raises a ConfigError for overrides of anything but `known` settings of the section `data`."""
+def require_usable(overrides: Sequence[str], known: Sequence[str], decoding: Sequence[str]) -> None:
+    """Raises a ConfigError for overrides of anything but settings of `data` in `known` and of `task` in `decoding`."""
     keys = [override.partition("=")[0] for override in overrides]
-    names = join([f"data.{name}" for name in known], "and")
-    others = f"a finished run is used as it was trained; only {names} can be changed, because they concern reading"
+    usable = [("data", name) for name in known] + [("task", name) for name in decoding]
+    names = join([".".join(key) for key in usable], "and")
+    others = (
+        f"a finished run is used as it was trained; only {names} can be changed: how rows are read, and answers made"
+    )
     policy = "no rows are skipped here: predict writes why a row has no prediction (or rejects it: --bad-rows error)"
     why = {f"data.{name}": policy for name in POLICY}
-    if wrong := [key for key in keys if key.split(".")[:2] not in [["data", name] for name in known]]:
+    if wrong := [key for key in keys if tuple(key.split(".")[:2]) not in usable]:
         raise ConfigError([f"{key}: {why.get(key, others)}" for key in wrong])
 
 
-@dataclass(frozen=True)
+def decoded_with(overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides that change how answers are made."""
+    return [override for override in overrides if override.startswith("task.")]
+
+
+@dataclass(frozen=True, repr=False)  # a notebook would show all settings and layers
 class TrainedRun:
     """A finished run, ready to predict or evaluate: its settings, task, processor and model."""
 
@@ -126,6 +134,10 @@ class TrainedRun:
         features = tokenise(rows, self.task, self.processor, labelled=labelled)
         return EvalData(rows, features, self.processor, num_skipped)
 
+    def omissions(self, name: str, data: EvalData) -> list[Omission]:
+        """Returns what of checked rows is not in their features, or not as it is; `name` is that of the rows."""
+        return omissions({name: data.rows}, {name: data.features}, self.task, self.processor, self.cfg.data)
+
     def _given(self, rows: Any, labelled: bool) -> EvalData:
         table = given_table(rows, self.task, self.cfg.data.columns, labelled, Reading.of(self.cfg.data))
         return self.preprocessed(table.rows, labelled)
@@ -147,7 +159,8 @@ def load(
         recipe: the recipe's file if it was moved after the run, or its task.
         per_device_eval_batch_size: rows per batch on each device; None uses the run's value.
         trust_remote_code: whether Python code in the model's folder may run.
-        overrides: `data.key=value` strings that change how rows are read, see `READING`.
+        overrides: `data.key=value` strings that change how rows are read, see `READING`, and `task.key=value` strings
+            that change how answers are made, see `Task.decoding`.
 
     Returns:
         The run, with its model on this process's device.
@@ -173,6 +186,8 @@ def open_finished(
         raise InputError(f"per_device_eval_batch_size: received {per_device_eval_batch_size}, must be at least 1")
     folder = expanded(run_folder)
     cfg, task = read_settings(folder, recipe, overrides=overrides, known=known)
+    if changed := decoded_with(overrides):
+        say(f"answers are made with {', '.join(changed)}, other than in the run's evaluation")
     size = per_device_eval_batch_size or cfg.eval.per_device_eval_batch_size
     cfg = replace(
         _usable_here(cfg),
@@ -231,10 +246,21 @@ def read_settings(
     task_type = path if isinstance(path, type) else _trusted_task(folder, Path(path), named=recipe is not None)
     # The run's data may have been removed, and its launcher settings do not apply here.
     cfg = load_settings(task_type, files.config, overrides, environ={}, check_files=False)
-    require_data_settings(overrides, known)
-    task = task_type(cfg.config)
+    require_usable(overrides, known, task_type.decoding)
+    settings = replace(cfg.config, data=_as_trained(cfg.config.data, facts.get("working_directory") or ""))
+    task = task_type(settings)
     task.state.update(state)
-    return cfg.config, task
+    return settings, task
+
+
+def _as_trained(data: DataConfig, folder: str) -> DataConfig:
+    """Returns the settings with the paths of data files that are still where the run in `folder` had them."""
+    found: dict[str, Any] = {}
+    for name in DATA_FILES:
+        file = getattr(data, name) and str(Path(folder, expanded(getattr(data, name))))
+        if file and all(kind_of(Path(each)) for each in files_of(file)):
+            found[name] = file
+    return replace(data, **found)
 
 
 def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:

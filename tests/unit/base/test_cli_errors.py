@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from launching import ROOT
 
 from toolkit.base import processes
 from toolkit.base.cli_errors import EXIT_INTERRUPT, unexpected
@@ -107,3 +108,13 @@ def test_a_thread_that_cannot_begin_is_an_error_and_no_endless_wait(monkeypatch)
     monkeypatch.setattr(dead, "_bootstrap", lambda: None)  # as after a MemoryError in the first call of a thread
     with pytest.raises(MemoryError):
         dead.start()
+
+
+@pytest.mark.parametrize("words", [["ls"], ["init", "rows.csv"], ["train", "reviews", "--config", "smoke"]])
+def test_without_its_libraries_a_command_says_what_to_install(words):
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "toolkit", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "pip install finetune-toolkit" in done.stderr

@@ -67,7 +67,7 @@ def test_a_run_without_checkpoints_is_not_called_damaged(
 def test_a_checkpoint_becomes_the_model_that_its_run_saved(run: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    assert run_command("checkpoint", "convert", run, "--output-dir", tmp_path / "model") == 0
+    assert run_command("checkpoint", "convert", run, "--output", tmp_path / "model") == 0
     assert same_weights(run / "model" / "model.safetensors", tmp_path / "model" / "model.safetensors")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -78,7 +78,7 @@ def test_a_checkpoint_becomes_the_model_that_its_run_saved(run: Path, tmp_path: 
 @pytest.mark.parametrize("form", ["full", "sharded"])
 def test_a_checkpoint_of_another_format_resumes_with_the_same_bits(run: Path, tmp_path: Path, form: str) -> None:
     source = run / "checkpoints" / "step-2"
-    assert run_command("checkpoint", "convert", source, "--output-dir", tmp_path / "new", "--format", form) == 0
+    assert run_command("checkpoint", "convert", source, "--output", tmp_path / "new", "--format", form) == 0
     made = tmp_path / "new" / "step-2"
     assert verify(made) == []
     assert read_manifest(made).format == form
@@ -89,7 +89,7 @@ def test_a_checkpoint_of_another_format_resumes_with_the_same_bits(run: Path, tm
 def test_adapters_become_a_folder_for_peft(tmp_path: Path) -> None:
     train("reviews", tmp_path / "run", *FEW, "model.peft.method=lora")
     shutil.rmtree(tmp_path / "run" / "model")  # as in a run that has not finished
-    assert run_command("checkpoint", "convert", tmp_path / "run", "--output-dir", tmp_path / "model") == 0
+    assert run_command("checkpoint", "convert", tmp_path / "run", "--output", tmp_path / "model") == 0
     from transformers import AutoModelForSequenceClassification
 
     base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model" / "base")
@@ -105,8 +105,8 @@ def test_adapters_become_a_folder_for_peft(tmp_path: Path) -> None:
     [
         (("show", "nowhere"), "there is no such folder"),
         (("verify", "nowhere"), "there is no such folder"),
-        (("convert", "nowhere"), "--output-dir: `toolkit checkpoint convert` needs a folder"),
-        (("show", "nowhere", "--output-dir", "x"), "--output-dir: only `toolkit checkpoint convert` has this option"),
+        (("convert", "nowhere"), "--output: `toolkit checkpoint convert` needs a folder"),
+        (("show", "nowhere", "--output", "x"), "--output: only `toolkit checkpoint convert` has this option"),
         (("convert", "nowhere", "--tensors"), "--tensors: only `toolkit checkpoint show` has this option"),
     ],
 )

@@ -70,7 +70,7 @@ def test_the_settings_of_a_run_are_used(tmp_path, monkeypatch, capsys) -> None:
     told = " ".join(shown(capsys, "reviews", "--config", "mine.yaml", "task.max_length=80").split())
     assert "0.0% of the texts are truncated at task.max_length=80" in told
     told = " ".join(shown(capsys, "reviews", "--config", "mine.yaml", "task.label_map.Bad=null").split())
-    assert "mine.csv: 21 rows are skipped, because task.label_map maps 'Bad' to null." in told
+    assert "mine.csv: 21 of 65 rows excluded (32.3%): task.label_map maps 'Bad' to null." in told
 
 
 def test_options_of_the_other_action_are_rejected(tmp_path, capsys) -> None:

@@ -35,7 +35,6 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
             "data.columns": {"text": "Review Text", "label": "Rating"},
             "model.name_or_path": "distilbert/distilbert-base-multilingual-cased",
             "data.validation_split": 0.2,
-            "data.delimiter": ";",
             "data.encoding": "cp1252",
         },
     ),
@@ -74,7 +73,9 @@ def small_model(recipe: str, settings: Any) -> list[str]:
     sizes = SMALL[recipe]
     if modality := settings["task"].get("modality"):
         sizes = (*SMALL_CONVNEXT, f"num_channels={3 if modality == 'image' else 1}")
-    return [f"model.from_config.{size}" for size in sizes]
+    chat = settings["task"].get("data_format") == "messages"
+    template = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
+    return [*(f"model.from_config.{size}" for size in sizes), *([f"task.chat_template={template}"] if chat else [])]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -179,7 +180,11 @@ def test_files_that_belong_together_are_found(tmp_path, monkeypatch, capsys) -> 
     data = YAML(typ="safe", pure=True).load(tmp_path / "train-v2.yaml")["data"]
     assert data == {"train_file": "train-v2.csv", "validation_file": "dev-v2.csv", "test_file": "test-v2.csv"}
     assert run_command("init", "train-v2.csv") == 2
-    assert "exists; name another file with --output" in capsys.readouterr().err
+    assert "exists, and may have been edited; name another file with --output" in capsys.readouterr().err
+    assert run_command("init", "train-v2.csv", "--overwrite", "model.name_or_path=nowhere") == 0
+    assert "nowhere" in (tmp_path / "train-v2.yaml").read_text()
+    assert run_command("init", "train-v2.csv", "--overwrite", "eval.eval_steps=x") == 2
+    assert "nowhere" in (tmp_path / "train-v2.yaml").read_text()
 
 
 def test_answers_replace_guesses(tmp_path, monkeypatch, capsys) -> None:

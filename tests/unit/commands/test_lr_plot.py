@@ -35,7 +35,7 @@ def test_the_picture_has_the_steps_and_the_rates_of_the_run(tmp_path, monkeypatc
     assert "peak     0.001 at step 2" in shown
     assert "warm-up  1 steps" in shown
     assert (tmp_path / "lr.svg").read_text().startswith("<svg")
-    plot("--output", str(tmp_path / "lr.svg"), "--processes", "2", *FEW)
+    plot("--output", str(tmp_path / "lr.svg"), "--overwrite", "--processes", "2", *FEW)
     assert f"total    {(len(steps) + 1) // 2} steps" in capsys.readouterr().out
 
 

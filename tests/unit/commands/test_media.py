@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import datasets
+import pillow_heif
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from audio_files import compressed, tone
 from audio_files import encoded as recording
-from audio_files import tone
 from commands import run_command
 from exports import assert_equal_answers, code_lines, exported, script_answers, write_rows
 from image_files import encoded as picture
@@ -19,6 +21,17 @@ from tolerances import float32_tolerance
 
 from toolkit.base.errors import DataError
 
+
+def photo(folder: Path) -> None:
+    pillow_heif.from_pillow(noise(40, 40).convert("RGB")).save(folder / "photo.heic")
+
+
+def call(folder: Path) -> None:
+    (folder / "call.m4a").write_bytes(compressed(tone(1.5)))
+
+
+PHONE = {"image": ("photo.heic", photo), "audio": ("call.m4a", call)}
+"""Files as phones write them, which Pillow and soundfile alone do not read."""
 FEW = ("train.max_steps=1", "data.max_eval_samples=9")
 
 
@@ -38,11 +51,13 @@ def test_a_run_is_explained_used_and_scored(modality, folder, tmp_path, capsys):
         [{name: row[name] for name in shared} for row in rows] for rows in (predictions(tmp_path / "run"), new)
     )
     assert_close(own, again, float32_tolerance())
-    files = sorted(str(path) for path in data.rglob("*.*"))[::9]
+    files = [*sorted(str(path) for path in data.rglob("*.*"))[::9], str(tmp_path / PHONE[modality][0])]
+    PHONE[modality][1](tmp_path)
     listed = write_rows(tmp_path / "files.csv", [{modality: path} for path in files])
     folder = exported(tmp_path / "run", tmp_path)
-    assert code_lines(folder) <= {"image": 34, "audio": 44}[modality]
+    assert code_lines(folder) <= {"image": 49, "audio": 72}[modality]
     assert_equal_answers(tmp_path / "run", folder, listed, float32_tolerance())
+    assert {"image": "pillow-heif", "audio": "av"}[modality] in (folder / "requirements.txt").read_text().split()
     (tmp_path / "broken").write_text("neither")
     answers = script_answers(folder, f"--{modality}", files[0], tmp_path / "broken", tmp_path / "nowhere")
     assert [bool(answer["prediction"]) for answer in answers] == [True, False, False]

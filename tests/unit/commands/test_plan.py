@@ -225,7 +225,7 @@ def test_the_cheapest_switches_that_fit_are_found() -> None:
     task_type = load_task_type(RECIPE)
 
     def load(more: list[str]) -> Any:
-        overrides = ["train.gradient_accumulation_steps=1", *more]
+        overrides = ["train.global_batch_size=8", *more]
         cfg = load_settings(task_type, CONFIG, overrides, check_files=False).config
         return replace(planned.cfg, train=cfg.train)
 

@@ -63,22 +63,22 @@ def test_runs_are_listed_with_their_score(folder, capsys, tmp_path):
 def test_runs_are_chosen_and_written_as_a_page_and_as_csv(folder, capsys, tmp_path):
     page, table = tmp_path / "board.html", tmp_path / "runs.csv"
     code, out, err = call(capsys, "runs", folder, "--where", "train.learning_rate>=0.01", "engine=trainer",
-                          "--columns", "engine", "eval_accuracy", "--html", page, "--csv", table)  # fmt: skip
+                          "--columns", "engine", "eval_accuracy", "--output", page, "--output", table)  # fmt: skip
     assert code == 0, err
     assert [line.split()[:2] for line in out.splitlines()[:2]] == [["run", "engine"], ["below/other", "trainer"]]
     accuracy = json.loads((folder / "below" / "other" / "run.json").read_text())["result"]["eval_accuracy"]
     expected = f"run,state,engine,eval_accuracy\nbelow/other,finished,trainer,{accuracy}\n"
     assert table.read_text() == expected
     assert page.read_text().count('data-run="') == 1
-    code, _, err = call(capsys, "runs", folder, "--csv", table)
+    code, _, err = call(capsys, "runs", folder, "--output", table, "--overwrite")
     assert code == 0, err
     assert table.read_text().startswith("run,state,engine,train.learning_rate,eval_accuracy,")
     for option, message in (
         (("--where", "steps>1000"), "--where: none of the 2 runs"),
         (("--where", "seed"), "--where: received 'seed', expected a name, one of"),
         (("--columns", "eval_accurcy"), "--columns: received 'eval_accurcy', no setting or result of these runs (did"),
-        (("--html", tmp_path / "none" / "board.html"), "--html: there is no folder"),
-        (("--csv", tmp_path), "--csv: cannot write"),
+        (("--html", tmp_path / "none" / "board.html"), "--output: there is no folder"),
+        (("--csv", tmp_path), "--output: cannot write"),
     ):
         code, _, err = call(capsys, "runs", folder, *option)
         assert code == 2
@@ -249,7 +249,7 @@ def change_facts(run, **changes) -> None:
 def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capfd, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # a launcher's wish is not part of the old run
     monkeypatch.chdir(folder)  # paths in its configuration are relative to another folder
-    code, out, err = call(capfd, "reproduce", "one", "--output-dir", "again")
+    code, out, err = call(capfd, "reproduce", "one", "--output", "again")
     assert code == 0, err
     assert "are bit-identical" in out
     assert "warning: the code differs" not in out
@@ -264,7 +264,7 @@ def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capfd, tmp_path, mon
     change_facts(folder / "one", git=code_of_then, working_directory="/gone", files=files)
     trust_run(folder / "one", json.loads((folder / "one" / "run.json").read_text()))
     monkeypatch.chdir(ROOT)
-    code, out, err = call(capfd, "reproduce", folder / "one", "--output-dir", tmp_path / "other")
+    code, out, err = call(capfd, "reproduce", folder / "one", "--output", tmp_path / "other")
     assert code == 1
     assert "not reproduced: model.safetensors: classifier.bias differs by up to 1" in err
     assert "/gone, where the run was started, no longer exists" in out
@@ -275,6 +275,23 @@ def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capfd, tmp_path, mon
         assert f"git -C {ROOT} apply {folder}/one/uncommitted.diff" in text
     _, out, _ = call(capfd, "diff", folder / "one", tmp_path / "other")
     assert "abababababab" in out
+
+
+def test_on_another_number_of_processes_all_likely_causes_are_named(folder, capfd, tmp_path, monkeypatch):
+    def again(recipe, record, new, own, processes):
+        shutil.copytree(record.folder, new)
+        tensors = load_file(new / "model/model.safetensors")
+        save_file(
+            tensors | {"classifier.bias": tensors["classifier.bias"] + difference}, new / "model/model.safetensors"
+        )
+
+    monkeypatch.setattr("toolkit.commands.runs._train", again)
+    difference = 1e-3
+    arguments = ("reproduce", folder / "below/other", "--processes", 2, "--output")
+    code, _, err = call(capfd, *arguments, tmp_path / "far")
+    assert (code, "a parameter without effect on the loss" in err, "dropout" in err) == (1, True, True)
+    difference = 1e-6
+    assert call(capfd, *arguments, tmp_path / "near")[0] == 0
 
 
 @pytest.fixture
@@ -346,7 +363,7 @@ def test_a_file_of_parameters_that_only_one_run_has_is_a_difference(folder, capf
     shutil.copytree(run, again)
     shutil.copy(run / "model" / "model.safetensors", again / "model" / "model-2.safetensors")
     monkeypatch.setattr("toolkit.lab.jobs.jobs.run_processes", lambda program, **settings: 0)
-    code, _, err = call(capfd, "reproduce", run, "--output-dir", again)
+    code, _, err = call(capfd, "reproduce", run, "--output", again)
     assert code == 1
     assert "not reproduced: only one of the two runs has model/model-2.safetensors" in err
 
@@ -355,8 +372,8 @@ def test_the_folder_of_the_user_is_meant_by_a_tilde(folder, capfd, monkeypatch, 
     monkeypatch.setenv("HOME", str(folder))
     assert call(capfd, "runs", "~")[0] == 0
     assert call(capfd, "diff", "~/one", "~/below/other")[0] == 0
-    call(capfd, "reproduce", "~/one", "--output-dir", "~/again", "--recipe", "~/none.py")
-    call(capfd, "reproduce", "~/one", "--output-dir", "~/again")
+    call(capfd, "reproduce", "~/one", "--output", "~/again", "--recipe", "~/none.py")
+    call(capfd, "reproduce", "~/one", "--output", "~/again")
     ((program, _),) = started  # a recipe that does not exist is refused
     assert f"output_dir={folder / 'again'}" in program
     rows = ROOT / "recipes/data/reviews/validation.csv"
@@ -368,7 +385,7 @@ def test_a_comparison_is_written_to_the_folder_of_the_user(tmp_path, monkeypatch
     parser = argparse.ArgumentParser()
     compare.add_compare(parser)
     config = ROOT / "recipes/configs/reviews/smoke.yaml"
-    words = ("reviews", "--config", config, "--switch", "train.optim=sgd", "--output-dir", "~/compared")
+    words = ("reviews", "--config", config, "--switch", "train.optim=sgd", "--output", "~/compared")
     arguments = parser.parse_args([*map(str, words)])
     arguments.command = ["toolkit", "compare"]
     assert options.request(arguments, "compare").output == tmp_path / "compared"

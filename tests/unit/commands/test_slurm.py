@@ -36,7 +36,7 @@ def _no_job_is_left():
 def write(folder: Path, *options: str, name: str = "job.sbatch") -> Path:
     """Writes a job script and returns it, after checking that it is valid shell."""
     script = folder / name
-    given = ["--time", "4:00:00", "--activate", "", "--output", str(script), *options]
+    given = ["--time", "4:00:00", "--activate", "", "--output", str(script), "--overwrite", *options]
     assert run_command("slurm", *CONFIG, *given) == 0
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     return script
@@ -276,7 +276,7 @@ def test_two_machines_stop_at_the_signal_and_go_on_bit_for_bit(launcher, tmp_pat
     lead, step = 300, '"step": 2,'
     bin_folder, scripts, jobs = programs(tmp_path), {}, {}
     few = ["train.max_steps=60", "tracking.logging_steps=1", "checkpoint.save_steps=1000", "eval.eval_steps=null"]
-    few += ["train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=1", "data.max_eval_samples=8"]
+    few += ["train.global_batch_size=4", "train.per_device_train_batch_size=2", "data.max_eval_samples=8"]
     few += ["model.from_config.hidden_size=32", "model.from_config.intermediate_size=48"]
     machines = ["--nodes", "2", "--gpus", "1", "--cpus", "1", "--launcher", launcher]
     for name in ("one", "stopped"):
@@ -303,7 +303,7 @@ def test_two_machines_stop_at_the_signal_and_go_on_bit_for_bit(launcher, tmp_pat
 def test_the_last_part_writes_the_comparison(tmp_path):
     import json
 
-    switch = f"--switch train.learning_rate=1e-3,1e-4 --seeds 1 --steps 2 --draws 0 --output-dir {tmp_path}/compared"
+    switch = f"--switch train.learning_rate=1e-3,1e-4 --seeds 1 --steps 2 --draws 0 --output {tmp_path}/compared"
     script = write(tmp_path, "--gpus", "0", "--compare", switch, "--array", "2")
     code, said = run_part(tmp_path, script, 1)
     assert code == 0

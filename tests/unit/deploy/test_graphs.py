@@ -235,7 +235,7 @@ def test_an_encoder_decoder_generates_as_its_run_does(name, beams, tmp_path):
     [
         ("multi_label_classification", ["a,b", "b", "c,a", ","], ()),
         ("regression", ["1", "2.5", "-1", "4"], ()),
-        ("regression", ["1000,0", "2500,3", "-1000,7", "4000,5"], ("task.scale_targets=true",)),
+        ("regression", ["[1000, 0]", "[2500, 3]", "[-1000, 7]", "[4000, 5]"], ("task.scale_targets=true",)),
     ],
 )
 def test_scripts_of_graphs_predict_several_labels_and_numbers(kind, labels, settings, tmp_path):

@@ -25,6 +25,7 @@ from runs import ROOT, TINY, assert_same_weights, train
 import toolkit
 from toolkit.base.errors import InputError
 from toolkit.base.trust import trust
+from toolkit.deploy.trained import read_settings
 from toolkit.recipe import load_task_type
 from toolkit.report.facts import sealed
 
@@ -50,6 +51,14 @@ def test_the_result_is_that_of_run_json(result):
     assert result.steps == 2
     assert (result.best, result.best_step) == (figures["best_metric"], figures["best_step"])
     assert result.output_dir.name == "run"
+
+
+def test_what_a_notebook_shows_is_short(result, trained):
+    shown = result._repr_html_()
+    assert shown.count("<tr>") < 12 < len(result.metrics)
+    assert f"<th>eval_accuracy</th><td>{result.metrics['eval_accuracy']:.4g}</td>" in shown
+    assert str(result.output_dir) in shown
+    assert len(repr(trained)) < 200
 
 
 def test_every_door_trains_the_same_model(result, tmp_path):
@@ -93,7 +102,7 @@ def test_scores_of_the_runs_own_rows_are_the_runs_own(result, trained):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([*ROWS, {"text": " "}, {"text": None}], "2 of 5 rows cannot be used:\n  rows, row 4: .*\n  rows, row 5: "),
+        ([*ROWS, {"text": " "}, {"text": None}], "2 of 5 rows cannot be used:\n  rows, rows 4 and 5: "),
         (pandas.DataFrame({"text": ["good", None]}), "rows, row 2: column 'text' is empty"),
         (["good"], "rows, row 1: expected a dictionary, received str"),
         ([{"review": "good"}], "rows has no column 'text'.*Its columns are review"),
@@ -207,6 +216,20 @@ def test_another_precision_in_the_same_process_and_all_is_as_it_was(result, trai
     assert (half.accelerator.mixed_precision, trained.accelerator.mixed_precision) == ("bf16", "no")
     assert half.predict(ROWS) != records
     assert trained.predict(ROWS) == records
+
+
+def test_a_run_finds_its_files_from_any_folder(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    Path("mine.csv").write_text("text,label\n" + "".join(f"text {row},{'ab'[row % 2]}\n" for row in range(40)))
+    own = ["data.train_file=mine.csv", "data.validation_file=null", "data.validation_split=0.2", "output_dir=run"]
+    toolkit.train(RECIPE, CONFIG, [*FEW, *own])
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text("other rows\n")
+    cfg, _ = read_settings(tmp_path / "there/run", None)
+    assert Path(cfg.data.train_file) == tmp_path / "there/mine.csv"
+    (tmp_path / "there/mine.csv").unlink()
+    assert read_settings(tmp_path / "there/run", None)[0].data.train_file == "mine.csv"
 
 
 def test_a_thread_can_train(result, tmp_path):

@@ -18,7 +18,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
 from toolkit.deploy.convert import require_mergeable, write_merged
 from toolkit.deploy.export.script import columns_of_script, write_script
-from toolkit.deploy.trained import TrainedRun, load, read_settings
+from toolkit.deploy.trained import TrainedRun, decoded_with, load, read_settings
 from toolkit.report.card import Card, model_card, scores_of
 
 SUFFIXES = (".json", ".html", ".md", ".txt", ".py")
@@ -77,23 +77,28 @@ More: model/README.md (data, labels, scores, licence) and report.html (open it i
 """
 
 
-def export_zip(run_folder: Path, recipe: str | None, output: Path, trust_remote_code: bool = False) -> None:
+def export_zip(
+    run_folder: Path, recipe: str | None, output: Path, trust_remote_code: bool = False, overrides: Sequence[str] = ()
+) -> None:
     """Writes a zip with the model, its card, the report and a script that predicts with transformers alone.
 
     Adapters are merged into the model; paths of this machine are shortened in all files. Raises InputError if the
     folder is not a finished run, or its task or adapters cannot be exported; RunError if the zip cannot be written.
     """
-    cfg, task = read_settings(run_folder, recipe)
+    cfg, task = read_settings(run_folder, recipe, overrides=overrides)
     if not task.has("script"):
         raise InputError(f"toolkit export: {type(task).__name__} has no script that predicts without the toolkit")
     template = task.script()
     if cfg.model.peft.method != "none":
         require_mergeable(cfg)
-    run = load(run_folder, recipe, trust_remote_code=trust_remote_code)
+    run = load(run_folder, recipe, trust_remote_code=trust_remote_code, overrides=overrides)
+    bare = getattr(run.bare_model, "get_base_model", lambda: run.bare_model)()
+    if not type(bare).__module__.startswith("transformers"):
+        raise InputError(f"toolkit export: {type(bare).__name__} is the recipe's own model, and not transformers'")
     try:
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as temporary:
             folder = Path(temporary)
-            _write_folder(run, template, run_folder, folder)
+            _write_folder(run, template, run_folder, folder, overrides)
             with temporary_file(output) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
                 for path in sorted(each for each in folder.rglob("*") if each.is_file()):
                     zipped.write(path, path.relative_to(folder).as_posix())
@@ -103,7 +108,7 @@ def export_zip(run_folder: Path, recipe: str | None, output: Path, trust_remote_
     say("which needs torch and transformers, but not the toolkit; README.txt explains its use")
 
 
-def _write_folder(run: TrainedRun, template: str, run_folder: Path, folder: Path) -> None:
+def _write_folder(run: TrainedRun, template: str, run_folder: Path, folder: Path, overrides: Sequence[str]) -> None:
     """Writes the content of the zip into an empty folder."""
     files, name, facts = RunFolder(run_folder), run_folder.absolute().name, read_json(RunFolder(run_folder).facts)
     if run.cfg.model.peft.method == "none":
@@ -118,5 +123,7 @@ def _write_folder(run: TrainedRun, template: str, run_folder: Path, folder: Path
     write_script(folder, template, run.cfg, run.task, model, run.processor, ("torch", "transformers"))
     columns = columns_of_script(run.cfg, run.task)
     example = " ".join(f"--{option} ..." for option in columns)
-    write_text(folder / "README.txt", README.format(name=name, columns=", ".join(columns.values()), example=example))
+    text = README.format(name=name, columns=", ".join(columns.values()), example=example)
+    text += f"Answers are made with {', '.join(changed)}.\n" if (changed := decoded_with(overrides)) else ""
+    write_text(folder / "README.txt", text)
     shorten_paths(folder, private_paths(run_folder, run.cfg, facts))

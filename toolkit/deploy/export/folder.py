@@ -86,6 +86,7 @@ class Request:
     recipe: str | None = None  # the recipe's name or file if it was moved after the run
     data: str | None = None  # labelled rows to compare on; None for the run's own validation rows
     trust_remote_code: bool = False  # whether Python code in the model's folder may run
+    overrides: Sequence[str] = ()  # how answers are made
 
 
 def export_folder(request: Request) -> None:
@@ -95,7 +96,7 @@ def export_folder(request: Request) -> None:
     shown, and written into the card of the run. Raises InputError if the folder is not a finished run, or its task,
     adapters or rows cannot be used; RunError if the model cannot be written, or its outputs differ.
     """
-    cfg, task = read_settings(request.run_folder, request.recipe)
+    cfg, task = read_settings(request.run_folder, request.recipe, overrides=request.overrides)
     cfg = _as_exported(cfg, request.trust_remote_code)
     chosen = FORMATS.get(request.format)
     if cfg.model.peft.method != "none" or chosen is None:
@@ -214,7 +215,8 @@ def _write_script(run: TrainedRun, template: str, folder: Path, chosen: Format, 
 
 def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path, usage: str | None) -> None:
     """Writes `parity.json` and the model card."""
-    write_json(folder / PARITY, parity.as_json())
+    changed = {"overrides": [*request.overrides]} if request.overrides else {}
+    write_json(folder / PARITY, parity.as_json() | changed)
     name, config = request.run_folder.absolute().name, run.bare_model.config
     scores, facts = scores_of(own_card(request.run_folder)), read_json(RunFolder(request.run_folder).facts)
     card = model_card(Card(name, run.cfg, run.task, config, facts, scores, adapted=False, usage=usage))

@@ -133,11 +133,12 @@ def measure(
     difference, largest, speed = compared(run, exported, data)
     before = evaluate(run, run.model, data, "run").metrics
     after = evaluate(run, exported, data, name).metrics
-    shown = {score.name for score in overall_scores(run.task)}
+    metric = best_metric(run.cfg, run.task).name.removeprefix("eval_")
+    shown = {metric, *(score.name for score in overall_scores(run.task))}
     return Parity(
         name, len(data.rows), difference, largest, tolerance,
-        metric=best_metric(run.cfg, run.task).name.removeprefix("eval_"),
-        metrics={metric: Pair(before[metric], after[metric]) for metric in before if metric in shown},
+        metric=metric,
+        metrics={each: Pair(before[each], after[each]) for each in before if each in shown},
         speed=speed, batch_size=run.cfg.eval.per_device_eval_batch_size, threads=torch.get_num_threads(),
         size=Pair(_bytes_in_memory(run.model), _bytes_of_files(folder)),
         notes=notes,

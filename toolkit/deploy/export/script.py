@@ -54,7 +54,7 @@ def write_script(
     # How transformers notes what a class needs; some extractors compute spectrograms with torch.
     own = [name for name in getattr(type(processor), "__backends", ()) if name == "torch" and name not in libraries]
     needed = (*libraries, *own, *modalities.load(task.modality).LIBRARIES)
-    source = _script(template, cfg, task, model, processor, libraries=join(needed, "and"), **values)
+    source = _script(template, cfg, task, model, processor, needed=needed, libraries=join(needed, "and"), **values)
     write_text(folder / "predict.py", source)
     # An older library may not know the model, its tokenizer or its operations.
     exact = ("transformers", "onnxruntime")
@@ -74,6 +74,7 @@ def _script(template: str, cfg: Config, task: Task, model: Any, processor: Proce
     return environment.get_template(f"{template}{SUFFIX}").render(
         {**task.script_values(model, processor), **_dialect(cfg.data), **values},
         columns=columns_of_script(cfg, task),
+        part=[cfg.data.columns.get(name, name) for name in ("start", "end")],  # of a recording
         max_field_chars=MAX_FIELD_CHARS,
         config=model.config,
         is_file=any(column.file for column in needed_columns(task).values()),

@@ -178,7 +178,7 @@ def checked_table(rows: Sequence[dict[str, Any]], columns: Columns, reading: Rea
     if problems:
         raise of_rows(sorted(problems, key=lambda each: each.row), len(rows))
     if table.excluded:
-        raise Refusal(422, "; ".join(exclusions(table)))
+        raise Refusal(422, "; ".join(map(str, exclusions(table))))
     return table
 
 

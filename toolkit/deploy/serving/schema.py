@@ -14,6 +14,7 @@ from toolkit.document.render import render_html as render
 MEANINGS = {
     "prediction": "the prediction",
     "score": "its probability, from 0 to 1",
+    "no_answer_score": "the probability that the context has no answer",
     "scores": "the score of every class",
     "n_best": "the answers that were considered, with their scores",
     "entities": "the entities that were found",
