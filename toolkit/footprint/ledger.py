@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from toolkit.base.errors import InputError
+from toolkit.base.package import replaced
 
 MAX_INTEGERS, MAX_FLOATS = 2**22, 2**9
 """Number of elements up to which the values of an integer or boolean tensor, and of a float tensor, are kept."""
@@ -97,17 +98,7 @@ def _on_cpu(kwargs: Any) -> Any:
 
 
 def dynamic(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode, guess: bool) -> tuple[Any, bool]:
-    """Runs an operation if its result, or the size of its result, depends on values.
-
-    With `guess`, an unknown boolean or integer counts as False: initializers of weights and optimizers allocate the
-    same memory for either value.
-
-    Returns:
-        The result, and whether this is such an operation; if it is not, it was not run.
-
-    Raises:
-        UnknownValue: if the values are not known.
-    """
+    """Runs an operation whose result depends on values, and says whether it is one; with `guess`, unknowns are 0."""
     if func not in _SCALARS and func not in _COMPARISONS and func not in _SIZED_BY_VALUES:
         return None, False
     if func is torch.ops.aten.masked_select.default and known(args[0]) is None:
@@ -167,9 +158,6 @@ class Ledger(TorchDispatchMode):
     `torch.distributed._tools.mem_tracker.MemTracker` reports the same weights and optimizer state, and peaks within
     2 % for BERT, GPT-2, T5 and LLaMA. But it fails on models that read values (wav2vec2 reads its mask), does not
     separate logits and copies of weights from other memory, and does not count operations.
-
-    Args:
-        fake: the mode of the fake tensors; entered before this one.
     """
 
     def __init__(self, fake: FakeTensorMode) -> None:
@@ -322,11 +310,9 @@ def movable_fakes() -> Iterator[None]:
         found: Tensor = memo[id(self)]
         return found
 
-    move = nn.Module.to
-    nn.Module.to = lambda self, *arguments, **named: self  # type: ignore[method-assign]
     FakeTensor.__deepcopy__ = copy  # type: ignore[method-assign, assignment]
     try:
-        yield
+        with replaced(nn.Module, "to", lambda self, *arguments, **named: self):
+            yield
     finally:
-        nn.Module.to = move  # type: ignore[method-assign]
         del FakeTensor.__deepcopy__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from toolkit.api.batch import Batch, logits_at_labels
 from toolkit.api.task import Task
 from toolkit.base.errors import ToolkitError
+from toolkit.base.package import replaced
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.data.batching.budget import num_micro_batches
 from toolkit.footprint.cuts import Cuts
@@ -92,14 +93,7 @@ SHARE = 0.2
 
 
 class Layers:
-    """Records sizes of a model's repeated layers, in bytes.
-
-    Attributes:
-        modules: the layers.
-        parameters: weights of the largest layer.
-        boundary: the largest output of a layer.
-        crossing: the outputs of all layers, each counted once.
-    """
+    """Records the repeated layers: weights of the largest, its largest output, and all outputs, in bytes."""
 
     def __init__(self, model: nn.Module) -> None:
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
@@ -141,8 +135,7 @@ class OffloadedActivations(saved_tensors_hooks):
         super().__init__(pack, unpack)
 
 
-@contextmanager
-def fused_attention() -> Iterator[None]:
+def fused_attention() -> AbstractContextManager[None]:
     """Runs `scaled_dot_product_attention` without dropout, since the CPU's fused kernel does not support it."""
     attend = nn.functional.scaled_dot_product_attention
 
@@ -150,11 +143,7 @@ def fused_attention() -> Iterator[None]:
               is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
         return attend(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
-    nn.functional.scaled_dot_product_attention = fused
-    try:
-        yield
-    finally:
-        nn.functional.scaled_dot_product_attention = attend
+    return replaced(nn.functional, "scaled_dot_product_attention", fused)
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
@@ -203,7 +192,9 @@ def simulate(subject: Subject) -> Footprint:
             layers, cuts = Layers(model), Cuts(model)
             passed = _pass(subject, model, batch, ledger)
             peak, at_peak = ledger.peak, ledger.at_peak
-            state, lasting, step_peak = _update(model, _without_paging(subject.cfg.train), ledger)
+            train, preset = subject.cfg.train, PRESETS[subject.cfg.train.optim]
+            optim: Any = preset.unpaged or train.optim  # paging needs a GPU
+            state, lasting, step_peak = _update(model, replace(train, optim=optim), ledger)
         except ToolkitError:
             raise
         except Exception as error:  # model code can fail on fake tensors in any way
@@ -213,8 +204,8 @@ def simulate(subject: Subject) -> Footprint:
         copies = gradients * (subject.cfg.train.ema_decay is not None)
         # A GPU holds one micro-batch at a time; the others wait in the CPU's memory.
         waiting = held * (window - 1) if subject.device.type == "cpu" and not subject.fused_attention else 0
-        # An optimizer that updates all weights together needs temporary memory of their size.
-        step_peak += copies + waiting + (gradients if _updates_all_together(subject) else 0)
+        # An optimizer that updates all weights together, as on a GPU, needs temporary memory of their size.
+        step_peak += copies + waiting + (gradients if subject.fused_attention and preset.foreach else 0)
         return Footprint(
             parameters=at_peak["parameters"],
             buffers=at_peak["buffers"],
@@ -338,22 +329,8 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
     return kept | {"flops": ledger.flops, "recomputed": ledger.recomputed}
 
 
-def _without_paging(train: TrainConfig) -> TrainConfig:
-    """Replaces a paged optimizer, which needs a GPU, by the same optimizer without paging."""
-    unpaged: Any = PRESETS[train.optim].unpaged
-    return train if unpaged is None else replace(train, optim=unpaged)
-
-
-def _updates_all_together(subject: Subject) -> bool:
-    """Returns whether the run's optimizer updates all weights together (`foreach`), torch's default on a GPU."""
-    return subject.fused_attention and PRESETS[subject.cfg.train.optim].foreach
-
-
 def _update(model: nn.Module, train: TrainConfig, ledger: Ledger) -> tuple[int, int, int]:
-    """Runs two optimizer steps, since the first creates the state.
-
-    Returns the bytes of the state, of all memory that it keeps, and of the peak.
-    """
+    """Runs two optimizer steps, as the first creates the state; returns its bytes, all it keeps, and the peak."""
     with ledger.naming("optimizer", guess=True):
         optimizer = build_optimizer(model, train)
         start = getattr(optimizer, "train", None)

@@ -123,7 +123,10 @@ def score(request: Request, with_model: bool) -> Baselines:
     """
     if not with_model and not request.task.has("baselines"):
         raise InputError("--no-model: this task has no baseline but its model; remove the option")
-    evaluated = request.override(_evaluation_only(), starts=False)
+    kept = {key: value for key, value in STEPS_ONLY.items() if key != "eval.metric_for_best_model"}
+    one_process = {f"parallel.{field.name}": field.default for field in fields(ParallelConfig)}
+    untrained = {"train.max_steps": 1, "train.warmup_steps": 0, "model.unfreeze": {}}
+    evaluated = request.override(kept, one_process, untrained, starts=False)
     request.make_output()
     measured = evaluated.measured("baseline", model=with_model)
     if not measured["rows"]:
@@ -132,10 +135,3 @@ def score(request: Request, with_model: bool) -> Baselines:
         **measured, metric=best_metric(request.cfg, request.task).name, config=str(request.config),
         command=request.command,
     )  # fmt: skip
-
-
-def _evaluation_only() -> dict[str, Any]:
-    """Returns the settings with which a run only evaluates, in one process."""
-    parallel = {f"parallel.{field.name}": field.default for field in fields(ParallelConfig)}
-    kept = {key: value for key, value in STEPS_ONLY.items() if key != "eval.metric_for_best_model"}
-    return {**kept, **parallel, "train.max_steps": 1, "train.warmup_steps": 0, "model.unfreeze": {}}

@@ -19,7 +19,7 @@ from toolkit.api.training import Callback
 from toolkit.base.console import format_bytes, say
 from toolkit.base.errors import ConfigError, InputError, RunError
 from toolkit.config.keys import written
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, TrainConfig
 from toolkit.data.batching.budget import lengths_of
 from toolkit.distributed.collectives import data_sum, objects_of_all
 from toolkit.distributed.strategies.auto_batch_size import is_out_of_memory
@@ -46,12 +46,7 @@ OUT_OF_MEMORY = "out of memory: "
 
 
 def longest_steps(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains on the longest rows, so that no other step of the run needs more memory.
-
-    Returns measured bytes of the rank that needs the most (`memory`), the prediction for its largest micro-batch on one
-    device (`footprint`), and the rows of a step and an epoch. Raises RunError with `OUT_OF_MEMORY` if memory does not
-    suffice.
-    """
+    """Trains on the longest rows, which need the most memory, and returns it beside its prediction."""
     watch, counted = Watch(), list[int]()
 
     def changed(run: Run) -> Run:
@@ -142,12 +137,11 @@ def sizes_of(cfg: Config, longest: int, most_rows: int, reference: float, scale:
     def size(rows: int, window: int, tokens: int | None = None) -> Size:
         rates = _rates(cfg, window / reference, scale)
         if not by_tokens:
-            made = {"train.per_device_train_batch_size": rows, "train.gradient_accumulation_steps": window // rows}
-            return Size(rows, rows, window, made | rates)
+            return Size(rows, rows, window, _made(train, rows, window / window_of(cfg), window // rows) | rates)
         tokens = rows * longest if tokens is None else tokens
         made = {"train.max_tokens_per_batch": tokens}
         if window != window_of(cfg):
-            made |= {"train.per_device_train_batch_size": window, "train.gradient_accumulation_steps": 1}
+            made |= _made(train, window, window / window_of(cfg), 1)
         return Size(tokens, max(1, tokens // longest), window, made | rates)
 
     doubled = [*(2**power for power in range((window - 1).bit_length())), window]
@@ -155,10 +149,18 @@ def sizes_of(cfg: Config, longest: int, most_rows: int, reference: float, scale:
     if by_tokens:
         found.append(size(0, window, train.max_tokens_per_batch))
     else:
-        found.append(size(train.per_device_train_batch_size, window))
+        found.append(size(train.micro_batch, window))
     if scale is not None:
         found += [size(rows, rows) for rows in _beyond(window, most_rows)]
     return sorted({each.micro_batch: each for each in found}.values(), key=lambda each: each.micro_batch)
+
+
+def _made(train: TrainConfig, rows: int, growth: float, accumulation: int) -> dict[str, Any]:
+    """Returns the settings of micro-batches of `rows` rows in a window that is `growth` times the configured one."""
+    batch = {"train.per_device_train_batch_size": rows}
+    if train.global_batch_size is None:
+        return batch | {"train.gradient_accumulation_steps": accumulation}
+    return batch | ({} if growth == 1 else {"train.global_batch_size": round(train.global_batch_size * growth)})
 
 
 def window_of(cfg: Config) -> int:
@@ -232,16 +234,7 @@ class Tried:
 
 
 class Search:
-    """Tries sizes in increasing order, until one does not fit, and then times those that fit once more.
-
-    The second round is in decreasing order, so that a machine that grows slower or faster favours no size.
-
-    Args:
-        subject: the configured step, for estimates.
-        request: the run that is tried.
-        capacity: bytes that each process may use.
-        steps: timed steps of each round.
-    """
+    """Tries sizes upwards until one does not fit, then times them again downwards, so that a drift favours none."""
 
     def __init__(self, subject: Subject, request: Request, capacity: int, steps: int) -> None:
         self.subject, self.request, self.capacity, self.steps = subject, request, capacity, steps
@@ -258,7 +251,9 @@ class Search:
                 found.append(Tried(size, None, refused="; ".join(error.problems)))
                 continue
             expected = self._costs(simulate(resized(self.subject, cfg)), cfg)
-            found.append(tried := Tried(size, self._correction().peak(expected)))
+            # How the measurements of smaller sizes relate to their predictions.
+            correction = fitted(self._measured[0], self._measured[-1]) if self._measured else Correction()
+            found.append(tried := Tried(size, correction.peak(expected)))
             if tried.estimate is not None and tried.estimate > self.capacity:
                 tried.refused = f"its estimate of {format_bytes(tried.estimate)} exceeds the memory"
             else:
@@ -271,10 +266,6 @@ class Search:
     def _costs(self, footprint: Footprint, cfg: Config) -> Costs:
         """Returns what each device needs if a single one needed `footprint`."""
         return estimated(footprint, cfg, self.request.launch.processes)
-
-    def _correction(self) -> Correction:
-        """Returns how the measurements of smaller sizes relate to their predictions."""
-        return fitted(self._measured[0], self._measured[-1]) if self._measured else Correction()
 
     def _train(self, tried: Tried, cfg: Config) -> None:
         """Trains on the longest rows, then times the run's own steps."""
@@ -326,10 +317,7 @@ def _is_memory(outcome: Outcome) -> bool:
 
 
 def best_of(tried: Sequence[Tried]) -> Tried:
-    """Returns the smallest size that is nearly as fast as every larger one that fits; see `GAIN`.
-
-    Raises RunError if none fits.
-    """
+    """Returns the smallest size that is nearly as fast as every larger one that fits; see `GAIN`."""
     fitting = [each for each in tried if each.fits]
     for place, each in enumerate(fitting):
         if all(larger.gain(each) <= 1 + GAIN for larger in fitting[place + 1 :]):
@@ -491,7 +479,7 @@ def find(
     sizes = sizes_of(tried.cfg, subject.longest, GROWTH * window, reference, scale_lr)
     return report_of(
         Search(subject, tried, capacity, steps).run(sizes),
-        train.max_tokens_per_batch or train.per_device_train_batch_size,
+        train.max_tokens_per_batch or train.micro_batch,
         unit="rows" if train.max_tokens_per_batch is None else "tokens", scale_lr=scale_lr, memory=capacity,
         steps=steps, processes=processes, config=str(request.config), command=request.command,
     )  # fmt: skip

@@ -32,6 +32,8 @@ SECONDS = 0.4
 WARM_UP = 2
 TIMEOUT_SECONDS = 600.0
 """Without it, processes that cannot reach each other would wait for half an hour."""
+BUCKET_BYTES = 16 * 2**20
+"""Bytes of the all-reduce whose bandwidth stands for that of gradients, of the order of a bucket of them."""
 
 
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -55,6 +57,12 @@ def factor(operation: str, processes: int) -> float:
     """Returns the part of the tensor that each process sends at least: the factor of nccl-tests' bus bandwidth."""
     share = share_sent(processes)
     return {"all_reduce": 2 * share, "broadcast": 1.0}.get(operation, share)
+
+
+def bandwidth(launch: Launch) -> float:
+    """Returns the bytes per second that each process of a launch sends in an all-reduce; RunError if it fails."""
+    found = run_apart("collectives", {"sizes": [BUCKET_BYTES], "operations": ["all_reduce"]}, launch, TIMEOUT_SECONDS)
+    return factor("all_reduce", launch.processes) * BUCKET_BYTES / float(found["seconds"]["all_reduce"][0])
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,11 +122,7 @@ def _round(operation: Callable[[], None], device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Operation:
-    """What an operation costs.
-
-    Time is a latency plus bytes by bandwidth (Hockney 1994): the shortest time, that of a small tensor, is the latency,
-    and what the largest one takes beyond it gives the bandwidth.
-    """
+    """What an operation costs: a latency, that of the smallest tensor, plus bytes by bandwidth (Hockney 1994)."""
 
     seconds: Sequence[float]
     bytes_per_second: Sequence[float]

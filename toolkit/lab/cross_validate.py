@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from toolkit.checkpoint.output_folder import OutputLock
 from toolkit.data.row_cache import code_fingerprint
 from toolkit.distributed.collectives import on_main
 from toolkit.document.blocks import Block, Cell, Highlights, Page, Section, Table, Text
-from toolkit.lab.jobs.jobs import job_name, measured_in, run_job, training_job
+from toolkit.lab.jobs.jobs import job_name, measured_in, remove_model, run_job, training_job, without_checkpoints
 from toolkit.lab.jobs.training import QUIET, trained
 from toolkit.lab.tool import Report, Request
 from toolkit.metrics.intervals import t_interval
@@ -118,10 +117,8 @@ def cross_validate(request: Request, folds: int, keep_models: bool) -> CrossVali
 
 def _trained(request: Request, number: int, metric: str, keep_models: bool) -> tuple[RunFolder, dict[str, Any]]:
     """Trains a fold unless it is finished, and returns the folder of its run and its measurements."""
-    # Checkpoints are needed only to load the best model at the end.
-    saving = [] if request.cfg.checkpoint.load_best_model_at_end else ["checkpoint.save_steps=null"]
-    overrides, total = [*request.overrides, *saving], request.cfg.data.folds
-    cfg, launch = request.cfg, request.launch
+    cfg, launch, total = request.cfg, request.launch, request.cfg.data.folds
+    overrides = [*request.overrides, *without_checkpoints(cfg)]
     job = training_job(request.recipe, request.config, overrides, cfg, launch, code_fingerprint(request.task))
     folder = request.output / FOLDER / job_name(f"fold-{number}", job)
     run, measured, how = RunFolder(folder / "run"), measured_in(folder), "done before"
@@ -132,8 +129,8 @@ def _trained(request: Request, number: int, metric: str, keep_models: bool) -> t
         )
         if error is not None:
             raise RunError(f"fold {number} of {total}: {error}\nrerun the same command to continue with the rest")
-        for place in () if keep_models else (run.model, run.base, run.processor, run.snapshots):
-            shutil.rmtree(place, ignore_errors=True)
+        if not keep_models:
+            remove_model(run)
         measured = measured_in(folder) or {}
         how = format_duration(measured["seconds"])
     score = measured["scores"].get(metric)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,6 +38,7 @@ from toolkit.base.offline import (
     prepare_download,
     read_fetched,
 )
+from toolkit.base.package import replaced
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.output_folder import Claimed, OutputLock
 from toolkit.checks.check import Told
@@ -157,8 +157,12 @@ class Target:
             self.change(name)
             (self.folder / name).unlink()
         self.written = [name for name in self.written if name in self.files]
-        _remove_empty(self.folder)
-        write_json(self.folder / MANIFEST, _manifest(self.sources, self.files))
+        for place in sorted(self.folder.rglob("*"), reverse=True):  # what is in a folder comes before it
+            if place.is_dir() and not any(place.iterdir()):
+                place.rmdir()
+        sources = {key: asdict(source) for key, source in self.sources.items()}
+        files = {name: asdict(self.files[name]) for name in sorted(self.files)}
+        write_json(self.folder / MANIFEST, {"format": FORMAT, "sources": sources, "files": files})
         return Fetched(self.folder, self.sources, self.files)
 
     def _all(self) -> Iterable[str]:
@@ -174,20 +178,6 @@ def _key(name: str) -> str:
     return rest.partition("/")[0] if top == PREPARED else ""
 
 
-def _manifest(sources: Mapping[str, Source], files: Mapping[str, Entry]) -> dict[str, object]:
-    return {
-        "format": FORMAT,
-        "sources": {key: asdict(source) for key, source in sources.items()},
-        "files": {name: asdict(files[name]) for name in sorted(files)},
-    }
-
-
-def _remove_empty(folder: Path) -> None:
-    for place in sorted(folder.rglob("*"), reverse=True):  # what is in a folder comes before it
-        if place.is_dir() and not any(place.iterdir()):
-            place.rmdir()
-
-
 def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]) -> str | None:
     """Returns the commit that a revision is now; None for a local folder, or if the Hub does not say."""
     from huggingface_hub import HfApi, constants
@@ -198,7 +188,7 @@ def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]
     try:
         return HfApi().repo_info(name, revision=revision, repo_type=kind).sha
     except Exception as error:  # of the Hub or the network
-        reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0]
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"  # whole: it says what to do at the end
         warn(f"the Hub does not say which commit {name!r} is ({reason}); an earlier copy is kept")
         return None
 
@@ -208,10 +198,7 @@ EMBEDDED_ROWS = 100
 
 
 def fetch_dataset(target: Target, data: DataConfig) -> None:
-    """Writes all splits of the dataset, unless the folder has them.
-
-    Raises DataError if the dataset cannot be loaded.
-    """
+    """Writes all splits of the dataset, unless the folder has them."""
     name = str(data.dataset_name)
     commit = commit_of(name, data.revision, "dataset")
     source = Source(name, DATASET_FOLDER, data.revision, data.dataset_config_name, commit)
@@ -245,11 +232,7 @@ def save_split(rows: datasets.Dataset, folder: Path) -> None:
 
 
 def fetch_files(target: Target, cfg: Config, task: Task) -> None:
-    """Copies the data files, and the files that their rows refer to.
-
-    Files stay where they are in relation to each other, in a folder `files/<n>` for each folder of data files. Raises
-    DataError if a file cannot be read; InputError if rows refer to files outside of the folder of their data file.
-    """
+    """Copies data files, and those that their rows refer to, into `files/<n>` for each folder of data files."""
     places: dict[Path, str] = {}
     for key in DATA_FILES:
         value = getattr(cfg.data, key.partition(".")[2])
@@ -315,10 +298,7 @@ COMMIT_CHARS = 40
 
 
 def model_source(model: ModelConfig) -> tuple[Path, str | None]:
-    """Returns the folder with a model's files, downloaded if need be, and its commit; None for a local folder.
-
-    Raises InputError if there is no such model.
-    """
+    """Returns the folder with a model's files, downloaded if need be, and its commit; None for a local folder."""
     from huggingface_hub import snapshot_download
 
     name = str(model.name_or_path)
@@ -338,10 +318,7 @@ def model_source(model: ModelConfig) -> tuple[Path, str | None]:
 
 
 def model_file_names(folder: Path, model: ModelConfig) -> list[str]:
-    """Returns the names of the files in a model's folder that a run reads.
-
-    Raises InputError if the folder has no configuration or no weights, or needs files from elsewhere.
-    """
+    """Returns the names of the files in a model's folder that a run reads."""
     name, found = str(model.name_or_path), {path.name for path in folder.iterdir() if path.is_file()}
     if ADAPTERS in found:
         base = read_json(folder / ADAPTERS).get("base_model_name_or_path")
@@ -386,12 +363,15 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _fetch_prepared(target: Target, cfg: Config, task: Task) -> None:
     """Reads, checks and tokenises the rows, and keeps the result in the folder, which `cfg.offline_dir` names."""
+    import datasets
+
     from toolkit.distributed.launch import build_accelerator
     from toolkit.prepare.inputs import read_inputs
 
     check_settings(cfg, task)
     with written_folder(target.folder / PREPARED) as folder:
-        with _cache_in(folder), TemporaryDirectory(prefix="fetch-") as output:
+        cached = replaced(datasets.config, "HF_DATASETS_CACHE", folder)
+        with cached, TemporaryDirectory(prefix="fetch-") as output:
             read_inputs(cfg, task, build_accelerator(cfg), Claimed(Path(output), None))
         made = folder / FOLDER
         for entry in [*made.iterdir()] if made.is_dir() else []:
@@ -403,19 +383,6 @@ def _fetch_prepared(target: Target, cfg: Config, task: Task) -> None:
         for lock in folder.rglob(f"*{LOCK_SUFFIX}"):
             lock.unlink()
     target.add_folder(PREPARED)
-
-
-@contextmanager
-def _cache_in(folder: Path) -> Iterator[None]:
-    """Lets rows be cached in a folder."""
-    import datasets
-
-    former = datasets.config.HF_DATASETS_CACHE
-    datasets.config.HF_DATASETS_CACHE = folder
-    try:
-        yield
-    finally:
-        datasets.config.HF_DATASETS_CACHE = former
 
 
 COMMIT = 8

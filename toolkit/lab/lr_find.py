@@ -382,10 +382,7 @@ def _divergence(rates: Sequence[float], losses: np.ndarray, blew_up: bool) -> fl
 
 
 def smooth(losses: np.ndarray) -> np.ndarray:
-    """Returns the losses averaged with their neighbours, `[N]`; NaN and infinite ones do not count.
-
-    Unlike a running mean, this does not shift the curve to higher rates.
-    """
+    """Averages losses with their neighbours, which shifts no curve as a running mean would; NaN do not count."""
     places = np.arange(len(losses))
     spread = max(0.5, len(losses) / WIDTH)
     weights = np.exp(-0.5 * ((places[:, None] - places) / spread) ** 2) * np.isfinite(losses)
@@ -393,11 +390,7 @@ def smooth(losses: np.ndarray) -> np.ndarray:
 
 
 def _noise(losses: np.ndarray, place: int) -> float:
-    """Returns the standard deviation of the noise of losses near a place.
-
-    It is that of their third differences, to which a smooth curve contributes little, and a median, which jumps do not
-    change.
-    """
+    """Returns the standard deviation of the noise near a place, from third differences, which a curve hardly has."""
     reach = max(5, len(losses) // 10)
     near = losses[max(0, place - reach) : place + reach + 1]
     steps = np.abs(np.diff(near[np.isfinite(near)], n=3))

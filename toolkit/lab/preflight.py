@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from toolkit.api.task import Task
@@ -25,12 +24,15 @@ from toolkit.data.batching.workers import num_workers
 from toolkit.data.media.cache import limit_of
 from toolkit.data.sources import is_files, num_bytes
 from toolkit.data.staging import stage_problem
+from toolkit.distributed.exchange import bytes_of
 from toolkit.footprint.simulate import Footprint, simulate
 from toolkit.lab.plan.estimates import estimated
+from toolkit.lab.plan.report import OF_THE_DRIVER
 from toolkit.lab.plan.subject import subject_of
 from toolkit.recipe import validate
 from toolkit.system.launcher import FIRST_PORT, PORTS
 from toolkit.system.limits import available_memory, usable_cores
+from toolkit.system.memory import held_bytes
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,6 @@ def _existing(path: Path) -> Path:
 
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/kfd"))
 """Files that exist if the machine has a driver of NVIDIA's or AMD's GPUs."""
-OF_THE_DRIVER = 512 * 2**20
-"""Bytes that a GPU's driver reserves per process."""
 
 
 def devices(needs: Needs, environ: Mapping[str, str] = os.environ) -> Iterator[Found]:
@@ -173,20 +173,27 @@ def _gpu_memory(needs: Needs) -> Found:
 
 
 def _host_memory(needs: Needs) -> Found:
+    import torch
+
     free = available_memory()
     if needs.memory is None:
         return Found("memory", f"{format_bytes(free)} free")
-    return _memory("memory", free, needs.memory * needs.processes, "", "")
+    libraries = held_bytes(torch.device("cpu"))  # this process has imported what a run imports
+    needed = needs.processes * (needs.memory + libraries)
+    each = (
+        f" (each process: {format_bytes(needs.memory)} for a step, {format_bytes(libraries)} for Python and libraries)"
+    )
+    return _memory("memory", free, needed, "", "", each)
 
 
-def _memory(what: str, free: int, needed: int, where: str, options: str) -> Found:
+def _memory(what: str, free: int, needed: int, where: str, options: str, parts: str = "") -> Found:
     problems = []
     if needed > free:
         problems.append(
-            f"{what}: about {format_bytes(needed)} are needed, and {format_bytes(free)} are free{where}; "
+            f"{what}: about {format_bytes(needed)} are needed{parts}, and {format_bytes(free)} are free{where}; "
             f"`toolkit plan {options}...` finds settings that fit"
         )
-    return Found(what, f"{format_bytes(free)} free of about {format_bytes(needed)} needed", tuple(problems))
+    return Found(what, f"{format_bytes(free)} free of about {format_bytes(needed)} needed{parts}", tuple(problems))
 
 
 def port(environ: Mapping[str, str] = os.environ) -> Found:
@@ -245,14 +252,13 @@ LEAST_FILES = 100
 
 
 def folders(cfg: Config, needs: Needs) -> Iterator[Found]:
-    """Yields the findings on the output folder, the cache, the temporary folder and shared memory.
+    """Yields findings on cache, temporary and shared memory; `toolkit.checks.run` checks the output folder."""
+    import datasets
 
-    That a run may start in its output folder is checked by `toolkit.checks.run`.
-    """
     room = max(LEAST_ROOM, needs.disk)
     yield _folder("output_dir", Path(cfg.output_dir), room, needs.files, "output_dir", tried=False)
-    advice = "HF_HOME or HF_DATASETS_CACHE"
-    yield _folder("cache", _cache(), max(LEAST_ROOM, needs.cache), LEAST_FILES, advice, locked=True)
+    cache, advice = Path(datasets.config.HF_DATASETS_CACHE), "HF_HOME or HF_DATASETS_CACHE"
+    yield _folder("cache", cache, max(LEAST_ROOM, needs.cache), LEAST_FILES, advice, locked=True)
     temporary, asked = Path(tempfile.gettempdir()), cfg.data.media_cache
     kept = 0 if asked in ("0", "auto") else limit_of(asked, temporary)
     yield _folder("temporary folder", temporary, LEAST_ROOM + kept, LEAST_FILES, "TMPDIR")
@@ -265,12 +271,6 @@ def stage(cfg: Config, task: Task) -> Iterator[Found]:
         found: list[str | None] = []
         refusals = problems_of(lambda: found.append(stage_problem(cfg.data, task)))
         yield Found("data.stage_to", cfg.data.stage_to, (*refusals, *filter(None, found)))
-
-
-def _cache() -> Path:
-    import datasets
-
-    return Path(datasets.config.HF_DATASETS_CACHE)
 
 
 def _folder(
@@ -345,10 +345,7 @@ FILES_OF_CHECKPOINT, FILES_OF_RUN = 20, 100
 
 
 def needs_of(cfg: Config, task: Task, processes: int, world: int) -> Needs:
-    """Returns what a run needs of a machine that starts `processes` of its `world` processes.
-
-    Raises ToolkitError if a step cannot be simulated.
-    """
+    """Returns what a run needs of a machine that starts `processes` of its `world` processes."""
     import torch
 
     on_gpu = torch.cuda.is_available()
@@ -366,7 +363,7 @@ def needs_of(cfg: Config, task: Task, processes: int, world: int) -> Needs:
         disk=_disk(footprint, number, adapted=cfg.model.peft.method != "none"),
         files=FILES_OF_RUN + number * FILES_OF_CHECKPOINT,
         cache=OF_ROWS * sum(_sizes(cfg)),
-        shared=batches * _bytes_of(subject.batch),
+        shared=batches * bytes_of(subject.batch),
     )
 
 
@@ -399,13 +396,6 @@ def _sizes(cfg: Config) -> Iterator[int]:
                 yield num_bytes(file)
             except DataError:
                 continue  # reported where it is read
-
-
-def _bytes_of(value: Any) -> int:
-    """Returns the bytes of all tensors in a batch."""
-    if isinstance(value, dict):
-        return sum(map(_bytes_of, value.values()))
-    return value.numel() * value.element_size() if hasattr(value, "element_size") else 0
 
 
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"

@@ -67,11 +67,7 @@ def gustafson(serial: float, processes: float) -> float:
 
 
 def fitted_serial(rates: Mapping[int, float], mode: Mode) -> float:
-    """Returns the serial part of the mode's law, fitted to items per second by number of processes, two or more.
-
-    The fit is by least squares of relative errors: `strong` fits Amdahl's law to the times, `weak` Gustafson's law to
-    the rates.
-    """
+    """Fits the serial part to items per second by least squares of relative errors: Amdahl's or Gustafson's law."""
     numbers = np.array([*rates], dtype=float)
     values = np.array([*rates.values()])
     # The time of a fixed work is constant + work / n, the rate of a growing one constant + work * n.
@@ -108,19 +104,14 @@ def scaled(rounds: Rounds, mode: Mode) -> Scaled:
             return Summary(of(plain))
         return Summary(of(plain), *(percentiles([of(rates) for rates in drawn]) or ()))
 
-    def efficiency(n: int) -> Summary:
-        return figure(lambda rates: rates[n] / n / (rates[least] / least))
+    def efficiency(n: int, times: int = 1) -> Summary:
+        return figure(lambda rates: rates[n] / n / (rates[least] / least) * times)
 
-    found = {n: efficiency(n) for n in steps}
     return Scaled(
-        speedup={n: Summary(each.value * n, _times(each.low, n), _times(each.high, n)) for n, each in found.items()},
-        efficiency=found,
+        speedup={n: efficiency(n, times=n) for n in steps},
+        efficiency={n: efficiency(n) for n in steps},
         serial=figure(lambda rates: fitted_serial(rates, mode)),
     )
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
 
 
 def _rates(
@@ -136,10 +127,6 @@ def _rates(
     return found
 
 
-EXCHANGED_BYTES = 16 * 2**20
-"""Bytes of the all-reduce whose bandwidth is measured, of the order of a bucket of gradients."""
-TIMEOUT_SECONDS = 600.0
-"""Limit of that measurement: processes that cannot reach each other would wait for half an hour."""
 THREADS = "OMP_NUM_THREADS"
 
 
@@ -167,10 +154,7 @@ class Scale:
 
 
 def scale_of(request: Request, processes: Sequence[int], mode: Mode, rounds: int, steps: int) -> Scale:
-    """Checks the run on every number of processes.
-
-    Raises ConfigError if any of them cannot be trained; lists all problems.
-    """
+    """Checks the run on every number of processes, and lists all problems."""
     settings = FEW_STEPS | unfrozen_at_once(request.cfg) | {"train.max_steps": steps}
     cfg = request.load(written(settings))
     split = {f"parallel.{name}": str(getattr(cfg.parallel, name)) for name in ("tensor", "pipeline")}
@@ -181,7 +165,9 @@ def scale_of(request: Request, processes: Sequence[int], mode: Mode, rounds: int
         run = replace(request, launch=replace(request.launch, processes=number))
         try:
             window = {}
-            if mode == "strong" and number % least == 0:
+            if mode == "weak" and cfg.train.global_batch_size is not None:
+                window = {"train.global_batch_size": str(rows * number // least)}
+            elif mode == "strong" and number % least == 0:
                 window = window_settings(cfg, Technique("", number, split, "", ""), rows)
             requests[number] = run.override(settings, {key: int(value) for key, value in window.items()})
         except ConfigError as error:
@@ -211,7 +197,7 @@ class Measurements:
 
 def measure(scale: Scale) -> Measurements:
     """Measures what an earlier call has not finished. Raises RunError if a run fails; those before it are kept."""
-    rows = scale.least.cfg.train.per_device_train_batch_size
+    rows = scale.least.cfg.train.micro_batch
     numbers = [*scale.requests]
     places = [(number, place) for place in range(1, scale.rounds + 1) for number in numbers]
     rounds: dict[int, list[dict[str, Any]]] = {number: [] for number in numbers}
@@ -224,8 +210,8 @@ def measure(scale: Scale) -> Measurements:
             done = f"{counted(number, 'process')}, round {place}: {format_duration(time.monotonic() - began)}"
             say(f"[{count}/{len(places)}] {done}")
         for number in (number for number in numbers if number > 1):
-            found = _kept(scale, f"bandwidth-{number}", scale.job(number), partial(_bandwidth, scale, number))
-            bandwidths[number] = float(found)
+            work = partial(_bandwidth, scale.requests[number].launch)
+            bandwidths[number] = _kept(scale, f"bandwidth-{number}", scale.job(number), work)
         steps = _kept(scale, "plan", scale.job(numbers[0]) | {"rows": rows}, partial(_steps, scale, rows))
     return Measurements(
         rounds, bandwidths, [Measured(**{**each, "footprint": Footprint(**each["footprint"])}) for each in steps]
@@ -270,27 +256,21 @@ def _run(scale: Scale, job: Mapping[str, Any]) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     own = dict(job) | {"overrides": [*job["overrides"], f"output_dir={folder / 'run'}"]}
-    found = _result(scale, Trial("compare", own, folder / "outcome.json"), job["processes"], None)
-    shutil.rmtree(folder, ignore_errors=True)
-    return {**found, "load": load_average()}
-
-
-def _bandwidth(scale: Scale, processes: int) -> float:
-    from toolkit.lab.collectives import factor
-
-    folder = scale.folder / "runs" / "running"
-    job = {"sizes": [EXCHANGED_BYTES], "operations": ["all_reduce"]}
-    found = _result(scale, Trial("collectives", job, folder / "outcome.json"), processes, TIMEOUT_SECONDS)
-    shutil.rmtree(folder, ignore_errors=True)
-    return factor("all_reduce", processes) * EXCHANGED_BYTES / float(found["seconds"]["all_reduce"][0])
-
-
-def _result(scale: Scale, trial: Trial, processes: int, timeout: float | None) -> Any:
-    log = trial.outcome.with_name("log.txt")
-    (outcome,) = run_trials([trial], log, processes, scale.least.launch.file, timeout=timeout)
+    trial = Trial("compare", own, folder / "outcome.json")
+    (outcome,) = run_trials([trial], folder / "log.txt", job["processes"], scale.least.launch.file)
     if outcome.error is not None:
-        raise RunError(f"{processes} processes: {outcome.error}")
-    return outcome.result
+        raise RunError(f"{job['processes']} processes: {outcome.error}")
+    shutil.rmtree(folder, ignore_errors=True)
+    return {**outcome.result, "load": load_average()}
+
+
+def _bandwidth(launch: Launch) -> float:
+    from toolkit.lab.collectives import bandwidth
+
+    try:
+        return bandwidth(launch)
+    except RunError as error:
+        raise RunError(f"{launch.processes} processes: {error}") from error
 
 
 def _steps(scale: Scale, rows: int) -> list[dict[str, Any]]:
@@ -434,10 +414,7 @@ def _figure(figure: Any) -> dict[str, float | None]:
 
 
 def _exchange(sent: Mapping[str, float], bandwidth: float | None, seconds: float) -> dict[str, float | None]:
-    """Returns what a process sends in a step, and the share of the step that this takes without overlap.
-
-    The bandwidth is None for one process, and `sent` has no bytes if they are not known.
-    """
+    """Returns what a process sends in a step, and the share of the step that this takes without overlap."""
     if bandwidth is None:
         return {"exchange_bytes": 0.0, "bandwidth": None, "exchange_share": 0.0}
     if "bytes" not in sent:

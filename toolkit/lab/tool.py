@@ -78,11 +78,7 @@ class Request:
 
 
 def run_apart(work: str, job: Mapping[str, Any], launch: Launch, timeout: float | None = None) -> Any:
-    """Calls a function of `toolkit.lab.worker.WORK` in processes of its own; returns its result on the first rank.
-
-    They write into a temporary folder, into which a run gets its `output_dir`, too, and are killed after `timeout`
-    seconds. Raises RunError if they fail.
-    """
+    """Calls a function of `toolkit.lab.worker.WORK` in processes of its own; returns the first rank's result."""
     with TemporaryDirectory(prefix=f"{work}-") as name:
         folder = Path(name)
         if "overrides" in job:

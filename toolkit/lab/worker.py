@@ -16,7 +16,6 @@ from toolkit.base.package import import_object
 from toolkit.base.processes import EXIT_LOST_PEER, die_with_parent, end_process, is_first_rank
 
 WORK = {
-    "bandwidth": "toolkit.lab.plan.measure.measure_bandwidth",
     "baseline": "toolkit.lab.baseline.measure",
     "batch_find_longest": "toolkit.lab.batch_find.longest_steps",
     "batch_find_timed": "toolkit.lab.batch_find.timed_steps",

@@ -149,3 +149,35 @@ def _folders(controller: str) -> Iterator[Path]:
                 group = root / path.lstrip("/")
                 # In a container, the path may be that of the machine, while only the container's own group is mounted.
                 yield from {each for each in (group, *group.parents) if each.is_relative_to(root)} | {root}
+
+
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Flags in /proc/cpuinfo of CPUs (x86 or ARM) with native bf16 multiplication."""
+
+
+def has_gpu() -> bool:
+    """Whether torch can compute on a GPU; does not import it where there is certainly none."""
+    if not any(Path(driver).exists() for driver in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def has_fast_bf16() -> bool:
+    """Whether this machine's GPU, or its CPU if it has none, multiplies bf16 numbers faster than float32."""
+    if has_gpu():
+        import torch
+
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return not BF16_FLAGS.isdisjoint(cpu_flags())
+
+
+def cpu_flags(file: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Returns the feature flags of the first CPU; empty if the system does not report them."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    found = [line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))]
+    return frozenset(found[0] if found else ())

@@ -116,10 +116,7 @@ class Host:
 
 
 def _child_ids(own: psutil.Process) -> Iterator[int]:
-    """Yields the children that the main thread has started, loader workers among them.
-
-    Looking for them among all processes, as psutil does, takes long where there are many.
-    """
+    """Yields the children that the main thread has started: looking among all processes, as psutil, takes long."""
     try:
         yield from map(int, (CHILDREN / str(threading.main_thread().native_id) / "children").read_text().split())
     except OSError:  # not Linux, or a kernel without this list
@@ -446,11 +443,7 @@ class SystemWatch:
         return self._counted
 
     def _write_waiting(self) -> None:
-        """Writes the lines of the last samples.
-
-        Those of a process that does not compute wait: a process that writes is never taken for a stalled one
-        (`toolkit.distributed.watchdog`).
-        """
+        """Writes the last samples; a process that does not compute writes none, so that it can count as stalled."""
         lines, self._waiting = self._waiting, bytearray()
         if self.file is None:
             return

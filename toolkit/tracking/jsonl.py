@@ -14,14 +14,9 @@ from toolkit.base.run_folder import RunFolder
 
 
 def bring_metrics(former: Path, path: Path) -> None:
-    """Copies the `metrics.jsonl` of a run that is resumed in another folder, unless that folder has one.
+    """Copies the `metrics.jsonl` of a run, if any, to that of one that resumes it in another folder, unless it has one.
 
-    Args:
-        former: the file of the previous run; need not exist.
-        path: the file of this run.
-
-    Raises:
-        RunError: if it cannot be copied.
+    Raises RunError if it cannot be copied.
     """
     try:
         if former.exists() and not path.exists():
@@ -67,14 +62,9 @@ def mark_of(path: Path) -> dict[str, Any]:
 
 
 def has_changed(path: Path, mark: Mapping[str, Any] | None) -> bool:
-    """Whether the lines that `metrics.jsonl` had when `mark_of` returned `mark` have changed.
+    """Whether the lines that `metrics.jsonl` had when `mark_of` returned `mark` have changed; others may be new.
 
-    Args:
-        path: the file; lines may have been added.
-        mark: from a checkpoint; those of older versions have none.
-
-    Raises:
-        OSError: if the file cannot be read.
+    Checkpoints of older versions have no mark. Raises OSError if the file cannot be read.
     """
     if mark is None:
         return False
@@ -94,12 +84,8 @@ def _step(line: bytes) -> float | None:
 def wrong_lines(path: Path, whole: bool) -> list[int]:
     """Returns the numbers of the lines of `metrics.jsonl` that cannot be read.
 
-    Args:
-        path: the file.
-        whole: whether its last line must be complete; a run that was killed may have written half of it.
-
-    Raises:
-        OSError: if the file cannot be read.
+    A run that was killed may have written half of the last one, which counts if the file must be `whole`. Raises
+    OSError if the file cannot be read.
     """
     *lines, rest = read_file(path).split(b"\n")
     lines += [rest] if whole and rest else []

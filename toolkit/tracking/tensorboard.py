@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoard:
-    """Writes event files; see `toolkit.tracking.sink.Sink`.
-
-    The settings are written into the run's own event file. accelerate's tracker would write them into a folder of
-    their own, which TensorBoard shows as another run, without the run's metrics.
-    """
+    """A `toolkit.tracking.sink.Sink` of one event file: accelerate would put settings into a file of their own."""
 
     id = None
     keeps_sent = False  # numbers after the step of the checkpoint are hidden, and written again

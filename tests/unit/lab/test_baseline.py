@@ -27,7 +27,7 @@ DATA = ROOT / "recipes/data"
 
 def baseline(recipe: str, folder: Path, *arguments: str) -> dict:
     with pytest.raises(SystemExit) as ended:
-        main(["baseline", recipe, "--config", "smoke", "--output-dir", str(folder), *arguments])
+        main(["baseline", recipe, "--config", "smoke", "--output", str(folder), *arguments])
     assert ended.value.code == 0
     found = json.loads((folder / "baseline.json").read_text())
     return {each["name"]: each["scores"] for each in found["baselines"]}
@@ -146,6 +146,6 @@ def test_words_have_their_most_frequent_tags(tmp_path):
 )  # fmt: skip
 def test_what_cannot_be_scored_is_rejected(recipe, more, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["baseline", recipe, "--config", "smoke", "--output-dir", str(tmp_path / "out"), *more])
+        main(["baseline", recipe, "--config", "smoke", "--output", str(tmp_path / "out"), *more])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err

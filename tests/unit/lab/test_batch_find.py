@@ -207,7 +207,7 @@ def test_errors_about_memory_are_told_apart(error):
     ],
 )
 def test_what_has_no_effect_is_rejected(arguments, message, tmp_path, capsys):
-    find("reviews", "--config", "smoke", "--output-dir", str(tmp_path / "out"), *arguments, code=2)
+    find("reviews", "--config", "smoke", "--output", str(tmp_path / "out"), *arguments, code=2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -228,8 +228,12 @@ def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, mon
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "temporary").mkdir()
-    window = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=1")
-    find("qa", "--config", "smoke", "--processes", "2", "--steps", "3", "--output-dir", "out", "--scale-lr", "sqrt",
+    window = (
+        "train.global_batch_size=null",
+        "train.per_device_train_batch_size=2",
+        "train.gradient_accumulation_steps=1",
+    )
+    find("qa", "--config", "smoke", "--processes", "2", "--steps", "3", "--output", "out", "--scale-lr", "sqrt",
          "--memory", "10GiB", *TINY, *window, f"data.train_file={ROOT / 'recipes/data/qa/train.json'}",
          f"output_dir={tmp_path / 'run'}")  # fmt: skip
     shown = capsys.readouterr().out
@@ -255,7 +259,7 @@ def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, mon
 @pytest.mark.parametrize("recipe", TASKS)
 def test_other_tasks_have_a_best_size(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    window = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=1")
-    find(recipe, "--config", "smoke", "--output-dir", str(tmp_path / "out"), "--steps", "3", *window)
+    window = ("train.global_batch_size=2",)
+    find(recipe, "--config", "smoke", "--output", str(tmp_path / "out"), "--steps", "3", *window)
     found = json.loads((tmp_path / "out" / "batch_find.json").read_text())
     assert [each["fits"] for each in found["sizes"]] == [True, True]

@@ -253,7 +253,7 @@ def test_what_is_wrong_is_named_before_any_training_starts(tmp_path, capsys, mon
     files = [f"data.{name}_file={tmp_path / name}.csv" for name in ("train", "validation")]
     settings = [*files, "model.freeze=[bart.*]", f"output_dir={tmp_path / 'run'}"]
     with pytest.raises(SystemExit) as ended:
-        main(["certify", str(RECIPE), "--config", str(CONFIG), "--only", "resume", "--output-dir", f"{tmp_path}/out",
+        main(["certify", str(RECIPE), "--config", str(CONFIG), "--only", "resume", "--output", f"{tmp_path}/out",
               *settings])  # fmt: skip
     assert ended.value.code == 2
     message = capsys.readouterr().err

@@ -110,7 +110,7 @@ def test_smoke_configurations_are_certified(configuration, tmp_path, capsys):
                 *CERTIFIED[configuration],
                 "--rows",
                 "21",
-                "--output-dir",
+                "--output",
                 str(tmp_path),
             ]
         )

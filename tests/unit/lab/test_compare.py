@@ -144,27 +144,36 @@ def test_what_is_wrong_with_all_is_said_once():
     assert str(error.value).count("learning_rate?") == 1
 
 
+BY_SPLIT = ("train.global_batch_size=null", "train.gradient_accumulation_steps=2")
+"""Settings with which micro-batches and accumulation make a step of 16 rows on one process, as the file does."""
+
+
 def test_a_step_keeps_its_rows():
+    own = check({}, {"train.per_device_train_batch_size": "5"}, {"train.global_batch_size": "12"})
+    assert [variant.fixed for variant in own.variants] == [{}, {}, {}]
+    assert [step_rows(cfg, 1) for cfg in own.configs.values()] == [16, 16, 12]
     one, two, three = check(
         {"train.per_device_train_batch_size": "8"},
         {"train.per_device_train_batch_size": "4"},
         {"train.per_device_train_batch_size": "4", "train.gradient_accumulation_steps": "1"},
+        overrides=BY_SPLIT,
     ).variants
     assert (one.fixed, two.fixed, three.fixed) == ({}, {"train.gradient_accumulation_steps": "4"}, {})
-    refused = check({"train.per_device_train_batch_size": "8"}, {"train.per_device_train_batch_size": "5"}).refused
+    sizes = [{"train.per_device_train_batch_size": size} for size in "85"]
+    refused = check(*sizes, overrides=BY_SPLIT).refused
     assert "do not divide the 16" in refused["1"][0]
 
 
 def test_accumulation_is_compared_with_the_same_rows_if_asked():
     steps = [{"train.gradient_accumulation_steps": count} for count in ("1", "4", "3")]
-    assert [step_rows(cfg, 1) for cfg in check(*steps).configs.values()] == [8, 32, 24]
-    kept = check(*steps, {"train.per_device_train_batch_size": "2"}, keep_window=True)
+    assert [step_rows(cfg, 1) for cfg in check(*steps, overrides=BY_SPLIT).configs.values()] == [8, 32, 24]
+    kept = check(*steps, {"train.per_device_train_batch_size": "2"}, overrides=BY_SPLIT, keep_window=True)
     assert kept.variants[1].fixed == {"train.per_device_train_batch_size": "2"}
     assert [step_rows(cfg, 1) for cfg in kept.configs.values()] == [8, 8]
     assert "3 rows do not divide the 8" in kept.refused["2"][0]
     assert kept.refused["3"] == ["has the same settings as the variant 1"]  # either setting can be switched
     both = {"train.gradient_accumulation_steps": "4", "train.per_device_train_batch_size": "4"}
-    (problem,) = check(steps[0], both, keep_window=True).refused["1"]
+    (problem,) = check(steps[0], both, overrides=BY_SPLIT, keep_window=True).refused["1"]
     assert problem.startswith(
         "--keep-window: train.per_device_train_batch_size 4 and train.gradient_accumulation_steps 4"
     )
@@ -212,7 +221,10 @@ def checked_strategies(processes: int, *overrides: str) -> Checked:
 
 
 def test_strategies_keep_the_rows_of_a_step():
-    checked = checked_strategies(2)
+    own = checked_strategies(2)
+    assert {step_rows(cfg, 2) for cfg in own.configs.values()} == {16}
+    assert {variant.name: variant for variant in own.variants}["pipeline, 1F1B"].fixed == {}
+    checked = checked_strategies(2, *BY_SPLIT)
     named = {variant.name: variant for variant in checked.variants}
     assert named["tensor"].fixed == named["pipeline, 1F1B"].fixed == {"train.gradient_accumulation_steps": "4"}
     assert named["FSDP2 (ZeRO-3)"].fixed == named["DDP"].fixed == {}
@@ -222,7 +234,9 @@ def test_strategies_keep_the_rows_of_a_step():
         assert step_rows(checked.planned[name], processes) == 8 * 2 * 2
     assert set(checked.configs) | set(checked.refused) == set(named)
     assert "PyTorch recommends DistributedDataParallel" in checked.refused["nn.DataParallel"][0]
-    small = checked_strategies(4, "train.per_device_train_batch_size=3", "train.gradient_accumulation_steps=1")
+    small = checked_strategies(
+        4, *BY_SPLIT, "train.per_device_train_batch_size=3", "train.gradient_accumulation_steps=1"
+    )
     assert small.configs["HSDP"].train.per_device_train_batch_size == 3
     assert "does not divide the model's num_attention_heads (2)" in small.refused["tensor"][0]
     assert "needs at least 4 layers" in small.refused["pipeline, 1F1B"][0]
@@ -232,7 +246,7 @@ def test_a_configured_strategy_is_undone_and_what_cannot_be_kept_is_said():
     checked = checked_strategies(2, "parallel.fsdp=2", "parallel.reshard_after_forward=false")
     assert checked.configs["DDP"].parallel == ParallelConfig()
     assert checked.configs["FSDP2 (ZeRO-3)"].parallel == ParallelConfig(fsdp=2)
-    cfg = load_settings(load_task_type(RECIPE), CONFIG).config
+    cfg = load_settings(load_task_type(RECIPE), CONFIG, BY_SPLIT).config
     with pytest.raises(ConfigError, match="the 3 rows of a step cannot be divided over 2 processes"):
         window_settings(cfg, techniques(2)[0], 3)
     assert window_settings(cfg, techniques(2)[-3], 2) == {BATCH: "1"}
@@ -355,7 +369,7 @@ def stop_after(repeats, number: int) -> None:
 
 def test_the_last_part_writes_the_comparison_although_runs_have_failed(comparison, tmp_path, capsys):
     _, log = comparison()
-    asked = ["--switch", "train.optim=adamw_torch,sgd", "--seeds", "2", "--output-dir", str(tmp_path / "out")]
+    asked = ["--switch", "train.optim=adamw_torch,sgd", "--seeds", "2", "--output", str(tmp_path / "out")]
     assert run_cli(*asked, "--part", "2/2") == 1
     assert "every run of this part failed" in capsys.readouterr().err
     assert not (tmp_path / "out/comparison.json").exists()
@@ -664,7 +678,7 @@ def run_cli(*arguments: str) -> int:
 
 def test_wrong_switches_end_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    output = ["--output-dir", str(tmp_path / "out")]
+    output = ["--output", str(tmp_path / "out")]
     assert run_cli("--switch", "train.optim=adamw_torch,adafactr", "--switch", "train.optin=1,2", *output) == 2
     message = capsys.readouterr().err
     assert "'adafactr'" in message
@@ -683,7 +697,7 @@ def test_the_command_compares_strategies(tmp_path, capsys, monkeypatch):
     few = [each for each in techniques(2) if each.name in ("DDP", "FSDP2 (ZeRO-3)", "tensor", "pipeline, 1F1B", "3D")]
     monkeypatch.setattr("toolkit.lab.compare.variants.techniques", lambda processes: few)
     small = ["--processes", "2", "--seeds", "1", "--steps", "2", "--draws", "5", "data.max_train_samples=60", *TINY]
-    assert run_cli("--preset", "strategies", *small, "--keep-best", "--output-dir", str(tmp_path / "out")) == 0
+    assert run_cli("--preset", "strategies", *small, "--keep-best", "--output", str(tmp_path / "out")) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines()[:-3])) <= 80  # the others name folders
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
@@ -707,7 +721,7 @@ def test_the_command_compares(tmp_path, capsys, monkeypatch):
     output = tmp_path / "out"
     small = ["--seeds", "1", "--steps", "3", "--draws", "20", "--keep-best", "--metric", "f1_macro", *TINY]
     switch = ["--switch", "train.learning_rate=1e-3,1e30"]
-    assert run_cli(*switch, *small, "--output-dir", str(output)) == 0
+    assert run_cli(*switch, *small, "checkpoint.save_steps=2", "--output", str(output)) == 0
     printed = capsys.readouterr().out
     assert "learning_rate=1e30 did not run" in printed
     *short, predicts, _, _ = printed.splitlines()
@@ -721,9 +735,14 @@ def test_the_command_compares(tmp_path, capsys, monkeypatch):
     assert fine["figures"]["eval_f1_macro"]["low"] is None  # a single run
     assert 0 < fine["padding"] < 1
     assert fine["memory"]["optimizer_state"] > fine["memory"]["gradients"]
+    assert sum(fine["memory"].values()) == fine["figures"]["train_peak"]["value"]  # a checkpoint's copy is in the rest
     assert "figures" not in failed
     assert fine["metrics"].keys() > {"eval_loss", "eval_accuracy", "eval_f1_macro"}
     assert fine["load"][0] > 0
+    (measured,) = output.glob("runs/*/*/measurement.json")
+    used = json.loads(measured.read_text())["steps"]["processor"]
+    assert used == sorted(set(used))
+    assert len(used) == 3
     assert found["costs"]["energy_wh"] == fine["costs"]["energy_wh"]["value"] > 0
     assert "all runs" in printed
     best = Path(found["best"]["run"])

@@ -26,7 +26,7 @@ FEW = (*TINY, "train.max_steps=2", *FILES, "data.max_eval_samples=null")
 
 
 def arguments(folder: Path, *more: str) -> list[str]:
-    return ["cross-validate", "reviews", "--config", "smoke", "--folds", "2", "--output-dir", str(folder), *FEW, *more]
+    return ["cross-validate", "reviews", "--config", "smoke", "--folds", "2", "--output", str(folder), *FEW, *more]
 
 
 def command(folder: Path, *more: str) -> None:

@@ -41,7 +41,7 @@ def write_csv(file: Path, rows: list[list[Any]], header: list[str]) -> None:
 
 def doctor(recipe: str, folder: Path, *arguments: str, config: str = "smoke") -> dict[str, Any]:
     with pytest.raises(SystemExit) as ended:
-        main(["doctor", recipe, "--config", config, "--output-dir", str(folder), *arguments])
+        main(["doctor", recipe, "--config", config, "--output", str(folder), *arguments])
     assert ended.value.code == 0
     found: dict[str, Any] = json.loads((folder / "doctor.json").read_text())
     return found
@@ -215,10 +215,11 @@ def test_a_clip_is_found_again_after_it_was_made_quieter_and_resampled():
         ]
         return np.sum(parts, axis=0).astype(np.float32) / 10
 
-    def fingerprint(samples: np.ndarray, rate: int) -> duplicates.Print:
+    def fingerprint(samples: np.ndarray, rate: int, first: int = 0, frames: int | None = None) -> duplicates.Print:
         opened = io.BytesIO()
         soundfile.write(opened, samples, rate, format="WAV")
-        found = duplicates.of_audio({"path": None, "bytes": opened.getvalue(), "name": "a.wav"})
+        part = {"first": first, "frames": frames or len(samples)}
+        found = duplicates.of_audio({"path": None, "bytes": opened.getvalue(), "name": "a.wav", **part})
         assert found is not None
         return found
 
@@ -228,6 +229,9 @@ def test_a_clip_is_found_again_after_it_was_made_quieter_and_resampled():
     assert duplicates.likeness(whole, fingerprint(np.repeat(one, 2), 2 * rate), "audio") is not None
     assert duplicates.likeness(whole, fingerprint(one[: rate // 2], rate), "audio") is None
     assert duplicates.likeness(whole, fingerprint(other, rate), "audio") is None
+    recording = np.concatenate([other, one])  # of which one part is the clip, and the other is not
+    assert duplicates.likeness(whole, fingerprint(recording, rate, rate, rate), "audio") == pytest.approx(1, abs=1e-3)
+    assert duplicates.likeness(whole, fingerprint(recording, rate, 0, rate), "audio") is None
     assert duplicates.of_audio({"path": "missing.wav", "bytes": None, "name": "missing.wav"}) is None
 
 
@@ -342,7 +346,7 @@ def test_wrong_labels_of_all_rows_are_found_with_the_folds_of_a_cross_validation
     overrides = [*TINY[:-1], file, "data.validation_file=null", "train.max_steps=40",
                  "train.learning_rate=5.0e-3", "eval.eval_steps=null", "train.warmup_steps=0"]  # fmt: skip
     with pytest.raises(SystemExit) as ended:
-        main(["cross-validate", "reviews", "--config", "smoke", "--folds", "2", "--output-dir", str(tmp_path / "folds"),
+        main(["cross-validate", "reviews", "--config", "smoke", "--folds", "2", "--output", str(tmp_path / "folds"),
               *overrides])  # fmt: skip
     assert ended.value.code == 0
     found = doctor("reviews", tmp_path / "out", "--run", str(tmp_path / "folds"), *overrides)
@@ -355,7 +359,7 @@ def test_wrong_labels_of_all_rows_are_found_with_the_folds_of_a_cross_validation
 
     (tmp_path / "rows.csv").write_text((tmp_path / "rows.csv").read_text() + "one more row,a\n")
     with pytest.raises(SystemExit) as ended:
-        main(["doctor", "reviews", "--config", "smoke", "--output-dir", str(tmp_path / "again"), "--run",
+        main(["doctor", "reviews", "--config", "smoke", "--output", str(tmp_path / "again"), "--run",
               str(tmp_path / "folds"), *overrides])  # fmt: skip
     assert ended.value.code == 2
     assert "the data files have changed since" in capsys.readouterr().err
@@ -372,7 +376,7 @@ def test_what_is_no_run_is_rejected(run, message, tmp_path, capsys):
                 "reviews",
                 "--config",
                 "smoke",
-                "--output-dir",
+                "--output",
                 str(tmp_path / "out"),
                 "--run",
                 str(tmp_path / run),

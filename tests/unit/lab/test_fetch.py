@@ -98,7 +98,7 @@ def test_damaged_and_missing_files_are_named_and_fetched_again(made, copy, capsy
     assert "model/config.json is missing" in capsys.readouterr().err
     # The hub is gone, so what is not damaged is kept, and the rest comes from a local folder of the same name.
     source = f"model.name_or_path={made}/hub/models/tiny/bert"
-    assert run_command("fetch", "reviews", *config, "--to", str(copy), source) == 0
+    assert run_command("fetch", "reviews", *config, "--output", str(copy), source) == 0
     said = capsys.readouterr().out
     assert "replaced: model/model.safetensors has another sha256" in said
     assert "replaced: model/config.json is missing" in said
@@ -137,7 +137,7 @@ def test_local_files_and_those_of_their_rows_are_copied(tmp_path, capsys):
             file.write(f"pets/{number}.png,{label}\n")
     config = ["--config", "smoke_image", f"data.train_file={tmp_path}/data/rows.csv", "data.validation_file=null"]
     config += ["data.test_file=null", "train.max_steps=2", "data.validation_split=0.3"]
-    assert run_command("fetch", "reviews", *config, "--to", f"{tmp_path}/fetched") == 0
+    assert run_command("fetch", "reviews", *config, "--output", f"{tmp_path}/fetched") == 0
     assert "wrote 13 files" in capsys.readouterr().out
     runs = {name: [f"output_dir={tmp_path}/{name}"] for name in ("one", "other")}
     assert run_command("train", "reviews", *config, *runs["one"]) == 0
@@ -159,7 +159,7 @@ def test_a_group_of_an_hdf5_file_is_fetched(tmp_path):
             file.create_dataset(f"all/train/{name}", data=values, dtype=h5py.string_dtype())
     config = ["--config", "smoke", f"data.train_file={tmp_path}/data/rows.h5#all/train", "data.validation_file=null"]
     config += ["data.validation_split=0.3"]
-    assert run_command("fetch", "reviews", *config, "--to", f"{tmp_path}/fetched") == 0
+    assert run_command("fetch", "reviews", *config, "--output", f"{tmp_path}/fetched") == 0
     assert list(read_fetched(tmp_path / "fetched").files) == ["files/0/rows.h5"]
     shutil.rmtree(tmp_path / "data")
     assert run_command("validate", "reviews", *config, f"offline_dir={tmp_path}/fetched") == 0
@@ -168,12 +168,12 @@ def test_a_group_of_an_hdf5_file_is_fetched(tmp_path):
 def test_files_of_others_and_paths_out_of_the_folder_are_rejected(made, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").touch()
-    assert run_command("fetch", "reviews", "--config", "smoke", "--to", f"{tmp_path}/mine") == 2
+    assert run_command("fetch", "reviews", "--config", "smoke", "--output", f"{tmp_path}/mine") == 2
     assert "mine holds thesis.tex, which is not of `toolkit fetch`" in capsys.readouterr().err
     noise(32, 32, 3, seed=1).save(tmp_path / "a.png")
     (tmp_path / "rows.csv").write_text(f"image,label\n{tmp_path}/a.png,cat\n")
     rows = [f"data.train_file={tmp_path}/rows.csv", "data.validation_file=null", "data.test_file=null"]
-    assert run_command("fetch", "reviews", "--config", "smoke_image", "--to", f"{tmp_path}/new", *rows) == 2
+    assert run_command("fetch", "reviews", "--config", "smoke_image", "--output", f"{tmp_path}/new", *rows) == 2
     assert f"row 2 of {tmp_path}/rows.csv refers to {tmp_path}/a.png; only files below" in capsys.readouterr().err
 
 

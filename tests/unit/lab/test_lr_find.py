@@ -89,7 +89,7 @@ def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, mon
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "temporary").mkdir()
-    find("reviews", "--config", "smoke", "--output-dir", "out", "--steps", "40", "--end-lr", "3000", *TINY,
+    find("reviews", "--config", "smoke", "--output", "out", "--steps", "40", "--end-lr", "3000", *TINY,
          f"output_dir={tmp_path / 'run'}", "train.optim=sgd", "train.learning_rate=0.1", "train.head_learning_rate=0.2",
          f"data.train_file={ROOT / 'recipes/data/reviews/train.csv'}",
          f"data.validation_file={ROOT / 'recipes/data/reviews/validation.csv'}")  # fmt: skip
@@ -127,7 +127,7 @@ def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, mon
 )  # fmt: skip
 def test_what_has_no_range_is_rejected(arguments, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["lr-find", "reviews", "--config", "smoke", "--output-dir", str(tmp_path / "out"), *arguments])
+        main(["lr-find", "reviews", "--config", "smoke", "--output", str(tmp_path / "out"), *arguments])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -150,8 +150,8 @@ def curve(folder, processes: int, *overrides: str) -> list[list[float]]:
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_the_curve_does_not_depend_on_processes_or_the_engine(tmp_path):
-    one = curve(tmp_path / "one", 1, "train.gradient_accumulation_steps=2", "train.per_device_train_batch_size=4")
-    two = curve(tmp_path / "two", 2, "train.gradient_accumulation_steps=1", "train.per_device_train_batch_size=4",
+    one = curve(tmp_path / "one", 1, "train.global_batch_size=8", "train.per_device_train_batch_size=4")
+    two = curve(tmp_path / "two", 2, "train.global_batch_size=8", "train.per_device_train_batch_size=4",
                 "engine=trainer")  # fmt: skip
     assert len(one) == 11
     assert np.asarray(two) == pytest.approx(np.asarray(one), rel=1e-9)
@@ -161,7 +161,7 @@ def test_the_curve_does_not_depend_on_processes_or_the_engine(tmp_path):
 @pytest.mark.parametrize("recipe", TASKS)
 def test_every_task_has_a_curve(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    find(recipe, "--config", "smoke", "--output-dir", str(tmp_path / "out"), "--steps", "20")
+    find(recipe, "--config", "smoke", "--output", str(tmp_path / "out"), "--steps", "20")
     found = json.loads((tmp_path / "out" / "lr_find.json").read_text())
     assert len(found["curve"]) >= 3
     assert all(np.isfinite(loss) for _, loss in found["curve"][:5])

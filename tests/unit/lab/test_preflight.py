@@ -129,6 +129,16 @@ def test_gpus_against_processes(monkeypatch):
     assert "`toolkit plan --gpu-memory 8191MiB ...` finds settings that fit" in memory
 
 
+def test_memory_counts_what_each_process_costs_without_a_model(monkeypatch):
+    monkeypatch.setattr(preflight, "held_bytes", lambda device: 500 * 2**20)
+    monkeypatch.setattr(preflight, "available_memory", lambda: GIB)
+    parts = "(each process: 14 MiB for a step, 500 MiB for Python and libraries)"
+    _, memory, _ = preflight.devices(Needs(1, memory=14 * 2**20), {})
+    assert memory.shown == f"1 GiB free of about 514 MiB needed {parts}"
+    (problem,) = problems(preflight.devices(Needs(2, memory=14 * 2**20), {}))
+    assert problem.startswith(f"memory: about 1 GiB are needed {parts}, and 1 GiB are free; ")
+
+
 def test_gpus_that_torch_does_not_find(monkeypatch):
     monkeypatch.setattr(preflight, "DRIVERS", ())
     assert problems(preflight.devices(Needs(1), {})) == []

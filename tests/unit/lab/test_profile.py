@@ -107,11 +107,11 @@ CASES: dict[str, tuple[dict[str, Any], str, float, str, list[str]]] = {
     "launches": (
         {"trace": {"leaves": 150_000.0}}, "launches", 0.3,
         "A step has 150,000 operations. If none computed anything, they would still take 2 us each, 30% of the step.",
-        ["train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1"],
+        ["train.per_device_train_batch_size=8"],
     ),
     "a GPU that waits": (
         {"trace": {"busy_seconds": 0.3}, "machine": {"device": "cuda", "gpus": 1}}, "launches", 0.7,
-        "the GPU computes in 30% of it", ["train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1"],
+        "the GPU computes in 30% of it", ["train.per_device_train_batch_size=8"],
     ),
     "attention": (
         {"attention": {"implementation": "eager", "share": 0.4}}, "attention", 0.4,
@@ -138,7 +138,7 @@ CASES: dict[str, tuple[dict[str, Any], str, float, str, list[str]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_each_waste_is_named_with_its_number_and_an_override(case):
     parts, what, number, text, override = CASES[case]
-    settings = ("train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=2")
+    settings = ("train.global_batch_size=8", "train.per_device_train_batch_size=4")
     (advice,) = advised(changed(**parts), *settings)
     assert advice["what"] == what
     assert advice["number"] == pytest.approx(number, rel=1e-6)
@@ -178,7 +178,9 @@ def test_exchange_counts_what_is_hidden_in_the_backward_pass_and_tells_waiting_a
         "2 cores, 4 threads in 2 processes. They wait for each other.", ["OMP_NUM_THREADS=1"],
     )  # fmt: skip
     assert exchange["text"].startswith("20% of a step is spent in exchanges between processes and nothing else; 10%")
-    assert exchange["override"] == ["train.gradient_accumulation_steps=4"]  # twice the configured ones
+    assert exchange["override"] == ["train.global_batch_size=32"]  # twice the configured ones
+    by_split = ("train.global_batch_size=null", "train.gradient_accumulation_steps=2")
+    assert advised(found, *by_split)[1]["override"] == ["train.gradient_accumulation_steps=4"]
 
 
 def event(name: str, start: float, length: float, cat: str = "cpu_op", thread: int = 1) -> dict[str, Any]:
@@ -269,7 +271,7 @@ def test_a_sleep_in_the_collator_is_found_and_named(tmp_path, capsys, monkeypatc
     recipe, data = tmp_path / "slow_reviews.py", ROOT / "recipes/data/reviews"
     recipe.write_text(SLOW)
     profile(str(recipe), "--config", str(ROOT / "recipes/configs/reviews/smoke.yaml"), "--skip", "2", "--steps", "2",
-            "--output-dir", "out", *TINY, f"output_dir={tmp_path / 'run'}", "eval.eval_on_start=true",
+            "--output", "out", *TINY, f"output_dir={tmp_path / 'run'}", "eval.eval_on_start=true",
             "model.freeze=[backbone]", "model.unfreeze={epoch_1: ['*encoder*', '*embeddings*']}",
             "train.per_device_train_batch_size=1", f"train.gradient_accumulation_steps={MICRO_BATCHES}",
             f"data.train_file={data / 'train.csv'}", f"data.validation_file={data / 'validation.csv'}")  # fmt: skip
@@ -305,7 +307,7 @@ def test_a_sleep_in_the_collator_is_found_and_named(tmp_path, capsys, monkeypatc
 def test_two_processes_under_the_trainer_show_their_exchange(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = ROOT / "recipes/data/reviews"
-    profile("reviews", "--config", "smoke", "--processes", "2", "--skip", "2", "--steps", "2", "--output-dir", "out",
+    profile("reviews", "--config", "smoke", "--processes", "2", "--skip", "2", "--steps", "2", "--output", "out",
             *TINY, "engine=trainer", f"data.train_file={data / 'train.csv'}", "train.unpadded=false",
             f"data.validation_file={data / 'validation.csv'}", f"output_dir={tmp_path / 'run'}")  # fmt: skip
     shown = capsys.readouterr().out

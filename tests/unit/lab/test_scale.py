@@ -63,7 +63,7 @@ def started(tmp_path, monkeypatch):
         before = len(log.read_text().splitlines())
         worker.write_text(WORKER % (str(log), fails, footprint))
         with pytest.raises(SystemExit) as ended:
-            main(["scale", "reviews", "--config", "smoke", "--output-dir", str(tmp_path / "out"), *arguments, *TINY])
+            main(["scale", "reviews", "--config", "smoke", "--output", str(tmp_path / "out"), *arguments, *TINY])
         assert ended.value.code == code
         return [json.loads(line) for line in log.read_text().splitlines()[before:]]
 
@@ -209,7 +209,7 @@ def test_every_task_can_be_scaled(config, monkeypatch, tmp_path):
 def test_the_command_measures_real_trainings(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     output = Path(tmp_path / "out")
-    arguments = ["scale", "reviews", "--config", "smoke", "--rounds", "1", "--steps", "4", "--output-dir", str(output)]
+    arguments = ["scale", "reviews", "--config", "smoke", "--rounds", "1", "--steps", "4", "--output", str(output)]
     with pytest.raises(SystemExit) as ended:
         main([*arguments, *TINY])
     assert ended.value.code == 0, capsys.readouterr().err

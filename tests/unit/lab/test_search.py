@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from dataclasses import replace
@@ -409,6 +410,58 @@ def test_a_population_replaces_its_worst_and_a_killed_one_does_the_rest(make, mo
     assert [part.title for part in found.page().sections].count("Population") == 1
 
 
+WRITES = [(population.Member, "keep"), (population, "replace_run"), (trials, "start"), (trials, "write_json"),
+          (population, "_note"), (Book, "tell"), (trials, "lighten"), (Book, "_draw")]  # fmt: skip
+"""All that a population leaves behind, in whose midst it can be killed."""
+
+
+def test_a_population_goes_on_from_a_kill_at_any_moment(make, monkeypatch, tmp_path):
+    asked = make[0](RATE, method="pbt", trials=3)
+    calls, end = [], 0
+
+    def trained(work, job, *_):
+        rate = next(float(each.split("=")[1]) for each in job["overrides"] if each.startswith("train.learning_rate="))
+        state = "finished" if job["segment"] == 2 else "segment"
+        return jobs.Outcome(result={"state": state, "value": -abs(math.log10(rate) + 4), "steps": 4 * job["segment"]})
+
+    def interrupting(owner, name):
+        original = getattr(owner, name)
+
+        def called(*arguments, **options):
+            calls.append(name)
+            if len(calls) == end:
+                raise KeyboardInterrupt
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, called)
+
+    monkeypatch.setattr(trials, "start", trained)
+    monkeypatch.setattr(population, "replace_run", lambda *_: 4)
+    monkeypatch.setattr(trials.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(Book, "_check", lambda *_: None)  # slow, and every point is possible
+    for owner, name in WRITES:
+        interrupting(owner, name)
+
+    def ended(place: str) -> tuple[bool, list]:
+        """Runs a population until it is killed, and then to its end; returns whether it was, and how members ended."""
+        request = replace(asked.request, output=tmp_path / place)
+        search, killed = replace(asked, request=request), False
+        calls.clear()
+        try:
+            population.run(search, opened(search), lambda *_: None)
+        except KeyboardInterrupt:
+            killed = True
+            population.run(search, opened(search), lambda *_: None)
+        return killed, [result_of(each) for each in Book(search, "").trials() if each.state.is_finished()
+                        and result_of(each)["state"] != "abandoned"]  # fmt: skip
+
+    _, whole = ended("whole")
+    assert [each["state"] for each in whole] == ["finished"] * 3
+    assert {name for _, name in WRITES} == set(calls)
+    for end in range(1, len(calls) + 1):
+        assert ended(f"killed-{end}") == (True, whole), (end, calls[end - 1])
+
+
 # The command
 
 
@@ -432,7 +485,7 @@ def test_the_command_writes_its_pages_and_shows_them(make, tmp_path, capsys):
     out = tmp_path / "shown"
     before = {path for path in tmp_path.rglob("*") if path.is_dir()}
     with pytest.raises(SystemExit) as ended:
-        main(["search", "reviews", "--config", "smoke", "--space", str(space), "--trials", "6", "--output-dir",
+        main(["search", "reviews", "--config", "smoke", "--space", str(space), "--trials", "6", "--output",
               str(out)])  # fmt: skip
     assert ended.value.code == 0
     shown = capsys.readouterr().out

@@ -8,6 +8,7 @@ import pytest
 from runs import ROOT
 
 from toolkit.base.errors import ConfigError, InputError
+from toolkit.lab.search import space
 from toolkit.lab.search.population import explored
 from toolkit.lab.search.space import (
     METHODS,
@@ -114,7 +115,7 @@ def test_a_grid_is_every_combination_and_has_an_end():
         grid_of([Dimension(f"a.{n}", low=1, high=100, whole=True) for n in range(3)])
 
 
-def test_methods_that_do_not_fit_are_rejected():
+def test_methods_that_do_not_fit_are_rejected(monkeypatch):
     optim = Dimension("train.optim", ("sgd", "adam"))
     blind = configured("eval.eval_steps=null")
     for method in ("asha", "hyperband", "pbt"):
@@ -129,6 +130,10 @@ def test_methods_that_do_not_fit_are_rejected():
         check_method("pbt", [RATE], ends, None)
     with pytest.raises(InputError, match="--storage: the members of a population"):
         check_method("pbt", [RATE], configured(), "sqlite:///a.db")
+    with monkeypatch.context() as patched:
+        patched.setattr(space, "find_spec", lambda name: None)
+        with pytest.raises(ConfigError, match=r"cmaes needs a package .*\[search\]"):
+            check_method("cmaes", [RATE, RATE], configured(), None)
     for method in METHODS:
         if method not in ("cmaes", "pbt"):
             check_method(method, [RATE, optim], configured(), None)

@@ -142,7 +142,7 @@ def test_a_search_that_is_killed_and_started_again_does_only_the_rest(tmp_path, 
     space, out = tmp_path / "space.yaml", tmp_path / "out"
     space.write_text("train.learning_rate: [0.001, 0.01]\n")
     command = [sys.executable, "-m", "toolkit", "search", str(RECIPE), "--config", str(CONFIG), "--space", str(space),
-               "--method", "grid", "--output-dir", str(out), *FEW]  # fmt: skip
+               "--method", "grid", "--output", str(out), *FEW]  # fmt: skip
     log = tmp_path_factory.mktemp("log") / "log"
     began = begin(command, log)
     second = RunFolder(out / "trials/0001/run")

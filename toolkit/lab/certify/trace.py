@@ -26,14 +26,7 @@ COORDINATES = 2**20
 
 
 class Trace(Callback):
-    """Writes a trace, one file per rank; a context manager.
-
-    Args:
-        folder: folder of the trace.
-        gradients: whether the first rank records gradients.
-        kill: `(step, epochs)`: the process kills itself at the end of the step or, if the step is None, of the first
-            step after that many epochs. None never kills.
-    """
+    """Writes a trace, one file per rank; `kill` is the step, or None and the epochs, after which it kills itself."""
 
     def __init__(self, folder: Path, gradients: bool, kill: Sequence[Any] | None) -> None:
         self._folder, self._gradients, self._kill = folder, gradients, kill
@@ -103,10 +96,7 @@ def window(folder: Path, training: str, processes: int, index: int) -> list[int]
 def first_difference(
     one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], names: Mapping[str, str]
 ) -> str | None:
-    """Returns a sentence about the first step in which two traces differ, or None.
-
-    `names` are the values to compare, causes before effects, with the likely reason for a difference in each.
-    """
+    """Returns a sentence about the first difference of two traces in `names`, causes first with likely reasons."""
     for left, right in zip(one, other, strict=False):
         for name, points_to in names.items():
             if left[name] != right[name]:
@@ -116,8 +106,8 @@ def first_difference(
     return None
 
 
-def weight_difference(one: Path, other: Path, file: str) -> str | None:
-    """Returns a sentence about the first tensor that differs between two safetensors files, or None if none does."""
+def weight_difference(one: Path, other: Path, file: str, tolerance: float = 0.0) -> str | None:
+    """Returns a sentence about the first tensor that differs between two safetensors files by more than `tolerance`."""
     import torch
     from safetensors.torch import load_file
 
@@ -125,7 +115,7 @@ def weight_difference(one: Path, other: Path, file: str) -> str | None:
     if left.keys() != right.keys():
         return f"{file}: only one of the two has {', '.join(sorted(left.keys() ^ right.keys())[:3])}"
     for name, value in left.items():
-        if not torch.equal(value, right[name]):
-            largest = (value.double() - right[name].double()).abs().max()
+        largest = (value.double() - right[name].double()).abs().max()
+        if not torch.equal(value, right[name]) and not largest <= tolerance:
             return f"{file}: {name} differs by up to {largest:.2g}"
     return None

@@ -26,6 +26,7 @@ SPLIT = {"train.per_device_train_batch_size": 2, "train.gradient_accumulation_st
 """How the window is split by default, on one process."""
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
 RESET = (
+    "global_batch_size",
     "early_stopping_patience",
     "early_stopping_threshold",
     "max_time",
@@ -157,10 +158,7 @@ def check_trainings(trainings: Sequence[Training], experiment: Experiment) -> No
 
 
 def run_trainings(trainings: Sequence[Training], experiment: Experiment, folder: Path) -> None:
-    """Runs trainings, as many as possible in one launch; `error_of` returns the errors of those that failed.
-
-    Raises RunError if a process dies without reporting an error.
-    """
+    """Runs trainings, as many as possible in one launch; `error_of` returns the errors of those that failed."""
     unique = list({training.name: training for training in trainings}.values())
     # Killed trainings run first, since others resume them, and each in its own process.
     order = sorted(unique, key=_launch_of)

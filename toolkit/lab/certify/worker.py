@@ -34,8 +34,8 @@ def one_update(run: Run, trace: Trace) -> None:
     arguments = TrainingArguments(
         output_dir=str(Path(run.cfg.output_dir) / "trainer"),
         max_steps=1,
-        per_device_train_batch_size=train.per_device_train_batch_size,
-        gradient_accumulation_steps=train.gradient_accumulation_steps or 1,
+        per_device_train_batch_size=train.micro_batch,
+        gradient_accumulation_steps=train.accumulation,
         max_grad_norm=0.0,
         use_cpu=True,
         save_strategy="no",

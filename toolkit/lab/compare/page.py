@@ -339,7 +339,7 @@ def _busy(found: Found) -> str | None:
         return None
     return (
         f"The machine was busy: its load average was above its {cpus} CPUs {' and '.join(when)}. Step times are "
-        "unreliable; measure again with nothing else running, and another --output-dir."
+        "unreliable; measure again with nothing else running, and another --output."
     )
 
 

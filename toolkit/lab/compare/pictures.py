@@ -17,7 +17,7 @@ from toolkit.system.memory import MEMORY
 
 PARTS = {part: MEMORY[part] for part in statistics.PARTS}
 """Titles of the parts of memory that are drawn."""
-BAR, GAP = 20, 30
+BAR, GAP = 20, 30 + ROW
 MAX_NAME_LETTERS = 44
 """Maximum length of a name in a legend."""
 
@@ -74,7 +74,10 @@ def trade_off(
         )
     for number, (across, up, anchor) in zip(numbers, _free_places(places), strict=True):
         parts.append(text(str(number), across, up, anchor, "ink"))
-    return Drawing(parts, "Peak memory against step time of each variant", top + PLOT_HEIGHT + BOTTOM)
+    bottom = top + PLOT_HEIGHT + BOTTOM
+    for row, (variant, number) in enumerate(zip(variants, numbers, strict=True), start=1):
+        parts.append(text(_named(variant, number), 2, bottom + ROW * row - 4))
+    return Drawing(parts, "Peak memory against step time of each variant", bottom + ROW * len(variants))
 
 
 def _free_places(points: Sequence[tuple[float, float]]) -> list[tuple[float, float, str]]:
@@ -132,12 +135,12 @@ def memory_parts(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) 
     scale = axis(peaks, 30, RIGHT - 12, zero=True)
     for row, (variant, number) in enumerate(zip(variants, numbers, strict=True)):
         begin, y = 0.0, top + GAP * row
-        parts.append(text(str(number), 18, y + 15, "end", "ink"))
+        parts.append(text(_named(variant, number), 30, y + 14, kind="ink"))
         for series, (part, title) in enumerate(PARTS.items()):
             end = begin + variant["memory"][part] / 2**20
             x0, x1 = scale.place(np.array([begin, end]))
             words = f"{number} {variant['name']}, {title}: {format_bytes(variant['memory'][part])}"
-            parts.append(_box(series, x0, y, x1 - x0, BAR, words))
+            parts.append(_box(series, x0, y + ROW, x1 - x0, BAR, words))
             begin = end
     for place, (_, name) in zip(scale.place(np.array([v for v, _ in scale.ticks])), scale.ticks, strict=True):
         parts.append(text(name, place, bottom + 12, "middle"))
@@ -155,11 +158,15 @@ def losses(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Dra
     lines: dict[str, Line] = {}
     thin: dict[str, list[Line]] = {}
     for variant, number in zip(variants, numbers, strict=True):
-        name = shorten(f"{number} {variant['name']}", MAX_NAME_LETTERS)
+        name = _named(variant, number)
         lines[name] = _line(variant["loss"])
         thin[name] = [_line(curve) for curve in variant.get("losses", ())]
     title = "Training loss of each variant"
     return line_chart(lines, title=title, x_label="optimizer step", y_label="training loss", thin=thin)
+
+
+def _named(variant: Mapping[str, Any], number: int) -> str:
+    return shorten(f"{number} {variant['name']}", MAX_NAME_LETTERS)
 
 
 def _line(curve: Sequence[Sequence[float]]) -> Line:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import statistics
 import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from toolkit.lab.compare.runs import (
     run_and_show,
     trained_run,
 )
-from toolkit.lab.compare.statistics import Figure, Metric, Runs, metrics_of, summarise
+from toolkit.lab.compare.statistics import Figure, Metric, Runs, extremes, metrics_of, summarise
 from toolkit.lab.compare.variants import QUESTIONS, Checked, Variant, check_variants, combine, of_question, read_switch
 from toolkit.lab.jobs.jobs import step_rows
 from toolkit.lab.plan.estimates import estimated
@@ -251,7 +250,8 @@ def _summaries(measured: Mapping[str, Runs], metric: str) -> dict[str, dict[str,
         if main := metrics.get(metric):
             figures[metric] = Figure(main.value, main.low, main.high)
         if baseline and name != first:
-            figures |= _against(figures, found[first]["figures"])
+            others = found[first]["figures"]
+            figures |= {key: figure.against(others[key]) for key, figure in figures.items() if key in others}
             if main and main.difference:
                 figures[metric] = replace(figures[metric], same=main.difference.same)
         costs = costs_of(
@@ -265,10 +265,6 @@ def _summaries(measured: Mapping[str, Runs], metric: str) -> dict[str, dict[str,
 
 def _as_json(metric: Metric) -> dict[str, Any]:
     return asdict(metric) | {"values": {str(seed): value for seed, value in metric.values.items()}}
-
-
-def _against(figures: Mapping[str, Figure], baseline: Mapping[str, Figure]) -> dict[str, Figure]:
-    return {name: figure.against(baseline[name]) for name, figure in figures.items() if name in baseline}
 
 
 def estimates(task_type: type[Task], checked: Checked) -> dict[str, dict[str, Any]]:
@@ -296,17 +292,13 @@ def estimates(task_type: type[Task], checked: Checked) -> dict[str, dict[str, An
 
 
 def costs_of(runs: Iterable[Mapping[str, Any]], baseline: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the fields of a `Figure` for each figure that runs of a variant have, and the number of these `runs`.
-
-    The value is the median, the interval is from the smallest to the largest of several runs.
-    """
+    """Returns the median and extremes over runs of each figure, with the number of these `runs`."""
     found, every = {}, list(runs)
     for name in COLUMNS:
         values = [float(run[name]) for run in every if run.get(name) is not None]
         if not values:
             continue
-        several = len(values) > 1
-        figure = Figure(statistics.median(values), min(values) if several else None, max(values) if several else None)
+        figure = extremes(values)
         if baseline and name in baseline:
             figure = figure.against(Figure(*(baseline[name][part] for part in ("value", "low", "high"))))
         found[name] = asdict(figure) | {"runs": len(values)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,17 @@ from toolkit.distributed.collectives import data_sum, objects_of_all, on_main
 from toolkit.distributed.exchange import EXCHANGED_BYTES, EXCHANGES
 from toolkit.lab.compare.statistics import resampled
 from toolkit.lab.compare.variants import LOGGED, Checked, Variant
-from toolkit.lab.jobs.jobs import Launch, failure_in, job_name, measured_in, note_failure, run_job, training_job
+from toolkit.lab.jobs.jobs import (
+    Launch,
+    failure_in,
+    job_name,
+    measured_in,
+    note_failure,
+    remove_model,
+    run_job,
+    training_job,
+    without_checkpoints,
+)
 from toolkit.lab.jobs.training import trained
 from toolkit.metrics.score import Score
 from toolkit.report.results import summary_figures
@@ -38,7 +47,6 @@ from toolkit.tracking.jsonl import read_metrics
 
 if TYPE_CHECKING:
     from toolkit.api.run import FitResult, Run
-    from toolkit.system.memory import MemoryUse
 
 
 @dataclass(frozen=True)
@@ -77,10 +85,7 @@ class Repeat:
 
 
 def repeats_of(comparison: Comparison, failures: bool = False) -> list[Repeat]:
-    """Returns all runs in the order in which they run; those that an earlier comparison finished are `kept`.
-
-    Runs that have failed are `failed` or, without `failures`, `waiting`: they are tried again.
-    """
+    """Returns all runs in order; failed ones wait to be tried again unless `failures`."""
     repeats = [Repeat(variant, seed) for seed in comparison.seeds for variant in comparison.checked.variants]
     for repeat in repeats:
         if repeat.variant.name in comparison.checked.refused:
@@ -116,9 +121,8 @@ def trained_run(comparison: Comparison, repeat: Repeat) -> RunFolder:
 def job_of(comparison: Comparison, repeat: Repeat) -> dict[str, Any]:
     """Returns the job of a run: everything that its results depend on."""
     cfg = comparison.checked.configs[repeat.variant.name]
-    # Checkpoints are needed only to load the best model at the end.
-    saving = [] if cfg.checkpoint.load_best_model_at_end else ["checkpoint.save_steps=null"]
-    overrides = [*comparison.overrides, *written(LOGGED), *saving, *repeat.variant.overrides, f"seed={repeat.seed}"]
+    own = [*repeat.variant.overrides, f"seed={repeat.seed}"]
+    overrides = [*comparison.overrides, *written(LOGGED), *without_checkpoints(cfg), *own]
     job = training_job(comparison.recipe, comparison.config, overrides, cfg, comparison.launch, comparison.code)
     return job | {"draws": comparison.draws}
 
@@ -132,10 +136,7 @@ def _load_finished(comparison: Comparison, repeat: Repeat, failures: bool) -> No
 
 
 def best_run(repeats: Sequence[Repeat], metric: Score) -> Repeat | None:
-    """Returns the best run of the variant with the best mean among those with the most finished runs; None if none has.
-
-    The first of equal variants wins, so the baseline wins a tie.
-    """
+    """Returns the best run of the variant with the best mean among the most complete; the first wins a tie."""
     scores: dict[str, list[tuple[float, Repeat]]] = {}
     sign = 1 if metric.greater_is_better else -1
     for repeat in repeats:
@@ -156,9 +157,7 @@ def keep_best(comparison: Comparison, repeats: Sequence[Repeat]) -> Repeat | Non
     best = best_run(repeats, comparison.metric)
     for repeat in repeats:
         if repeat is not best and repeat.state in ("done", "kept", "failed"):
-            run = trained_run(comparison, repeat)
-            for folder in (run.model, run.base, run.processor, run.snapshots):
-                shutil.rmtree(folder, ignore_errors=True)
+            remove_model(trained_run(comparison, repeat))
     return best
 
 
@@ -205,10 +204,7 @@ MAX_SEEDS = 4
 
 
 def run_and_show(comparison: Comparison, repeats: Sequence[Repeat], load: float | None) -> None:
-    """Runs what is waiting and shows its progress: as a live table on a terminal, otherwise as a line per run.
-
-    The load average before the first run is None if nothing is waiting.
-    """
+    """Runs what is waiting; shows it as a live table on a terminal, otherwise as a line per run."""
     console = rich_console()
     if warning := busy_at_start(load, os.cpu_count() or 1):
         console.print(RichText(warning))
@@ -231,10 +227,7 @@ def run_and_show(comparison: Comparison, repeats: Sequence[Repeat], load: float 
 
 
 def keep_and_show(comparison: Comparison, repeats: Sequence[Repeat]) -> Repeat | None:
-    """Keeps the model of the best run, and returns the run; None without `--keep-best` or if no run has the metric.
-
-    Raises RunError if the run had to be repeated, because an earlier comparison did not keep its model, and failed.
-    """
+    """Keeps the model of the best run with `--keep-best`, training it again if need be, and returns the run."""
     best = keep_best(comparison, repeats)
     if best is not None and not trained_run(comparison, best).model.is_dir():
         what = f"{best.variant.name}, seed {best.seed}"
@@ -267,18 +260,11 @@ def _mark(repeat: Repeat) -> str:
 
 
 class Meter(Callback):
-    """Records measurements of each step.
-
-    Attributes:
-        seconds: seconds of each step, with data loading, without evaluation and checkpoints.
-        real: number of real positions in this process's batches of each step. Positions are tokens or samples, or rows
-            if inputs are not padded.
-        positions: number of all positions, with padding.
-        items: number of items that the loss of each step was divided by, over all processes.
-    """
+    """Records seconds, seconds of a processor so far, items, and real and all positions of each step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.processor: list[float] = []
         self.real: list[int] = []
         self.positions: list[int] = []
         self.items: list[float] = []
@@ -287,17 +273,14 @@ class Meter(Callback):
         """Records a step."""
         counts = [count_positions(batch) for batch in self.training.window]
         self.seconds.append(record["seconds"])
+        self.processor.append(time.process_time())
         self.items.append(record["num_items"])
         self.real.append(sum(real for real, _ in counts))
         self.positions.append(sum(total for _, total in counts))
 
 
 def count_positions(batch: Batch) -> tuple[int, int]:
-    """Counts the real positions and all positions of a batch.
-
-    Masks `[batch, length]` are 1 at real positions; without masks, each row is one. Rows with negative `row_ids` are
-    padding.
-    """
+    """Counts real and all positions by the masks, or rows without masks; rows with negative ids are padding."""
     placeholder = batch["row_ids"] < 0
     masks = [mask for name, mask in batch["inputs"].items() if name.endswith("attention_mask") and mask.dim() == 2]
     if not masks:
@@ -315,19 +298,15 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
         real, positions = (
             data_sum(run.accelerator, run.mesh, *map(float, counts)) for counts in (meter.real, meter.positions)
         )
-        steps = {"seconds": meter.seconds, "real": real, "positions": positions, "items": meter.items}
-        ranks = objects_of_all({"memory": _memory(result.memory), "exchange": _exchange(result)})
+        steps = {"seconds": meter.seconds, "processor": meter.processor, "items": meter.items}
+        steps |= {"real": real, "positions": positions}
+        names = {"collectives": EXCHANGES, "bytes": EXCHANGED_BYTES}
+        # What DeepSpeed sends is not known.
+        sent = {name: result.further[key] for name, key in names.items() if key in result.further}
+        # The parts that are shown make up the peak, so the rest includes the copy of a checkpoint.
+        memory = asdict(result.memory) | {"rest": result.memory.rest + result.memory.checkpoint_copy}
+        ranks = objects_of_all({"memory": memory, "exchange": sent})
         return on_main(run.accelerator, _measurement, run, result, steps, ranks, job["draws"])
-
-
-def _memory(memory: MemoryUse) -> dict[str, int]:
-    return asdict(memory) | {"rest": memory.rest}
-
-
-def _exchange(result: FitResult) -> dict[str, float]:
-    names = {"collectives": EXCHANGES, "bytes": EXCHANGED_BYTES}
-    # What DeepSpeed sends is not known.
-    return {name: result.further[key] for name, key in names.items() if key in result.further}
 
 
 def _measurement(

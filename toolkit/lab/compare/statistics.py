@@ -79,7 +79,7 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
     steps = [warm(run) for run in runs]
     seconds = np.concatenate([part["seconds"] for part in steps])
     figures = {
-        "train_peak": _extremes([run["memory"]["train_peak"] for run in runs]),
+        "train_peak": extremes([run["memory"]["train_peak"] for run in runs]),
         "step_seconds": _drawn(steps, lambda part: float(np.median(part["seconds"]))),
         "real_per_second": _drawn(steps, lambda part: _rate(part, "real")),
         "items_per_second": _drawn(steps, lambda part: _rate(part, "items")),
@@ -122,16 +122,14 @@ def _rate(steps: Mapping[str, np.ndarray], what: str) -> float:
     return float(steps[what].sum() / steps["seconds"].sum())
 
 
-def _extremes(values: Sequence[float]) -> Figure:
+def extremes(values: Sequence[float]) -> Figure:
+    """Returns the median of the values of runs, from the smallest to the largest of several."""
     several = len(values) > 1
     return Figure(statistics.median(values), min(values) if several else None, max(values) if several else None)
 
 
 def _drawn(runs: Sequence[Mapping[str, np.ndarray]], statistic: Callable[[Mapping[str, np.ndarray]], float]) -> Figure:
-    """Returns the median over runs of a statistic of their steps; its interval is bootstrapped over runs and steps.
-
-    A single run has no interval. `scipy.stats.bootstrap` draws on one level only: its interval would be too narrow.
-    """
+    """Returns the median over runs of a statistic, with an interval bootstrapped over runs and their steps."""
     value = statistics.median(statistic(run) for run in runs)
     if len(runs) == 1:
         return Figure(value)
@@ -158,9 +156,6 @@ def _curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
     parts = np.array_split(np.arange(length), min(length, MAX_POINTS))
     return [[float(steps[part].mean()), float(losses[part].mean())] for part in parts]
 
-
-SCORE_SEED = 20
-CONFIDENCE = 0.95
 
 Runs = Mapping[int, Mapping[str, Any]]
 """The measurements of a variant's runs by `toolkit.lab.compare.runs`, by seed."""
@@ -194,10 +189,7 @@ class Metric:
 
 
 def metrics_of(runs: Runs, baseline: Runs | None) -> dict[str, Metric]:
-    """Returns the metrics of a variant by name, without those that are not finite in a run.
-
-    They are compared with the runs of the baseline, which is None for the baseline itself, or if it did not run.
-    """
+    """Returns the metrics that are finite in every run, compared with those of a baseline."""
     found = {}
     for name in next(iter(runs.values()))["metrics"]:
         values = {seed: run["figures"][name] for seed, run in runs.items() if run["figures"].get(name) is not None}
@@ -254,13 +246,8 @@ def _interval(runs: Runs, name: str) -> tuple[float | None, float | None]:
     if not draws.shape[1]:
         scores = [run["figures"][name] for run in runs.values()]
         return min(scores), max(scores)
-    chosen = np.random.default_rng(SCORE_SEED).integers(len(draws), size=draws.shape)
-    means = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
-    finite = means[np.isfinite(means)]
-    if not len(finite):
-        return None, None
-    low, high = np.quantile(finite, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    return float(low), float(high)
+    chosen = np.random.default_rng(SEED).integers(len(draws), size=draws.shape)
+    return percentiles(np.take_along_axis(draws, chosen, axis=0).mean(axis=0)) or (None, None)
 
 
 def _draws(runs: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:

@@ -35,7 +35,7 @@ _FURTHER = re.compile(r"\+(?=\w+(?:\.\w+)+=)")
 """Separates further settings of the same value: `sgd+train.learning_rate=0.1`."""
 OWN = {
     "seed": "set --seeds, and seed=N for the first",
-    "output_dir": "set --output-dir",
+    "output_dir": "set --output",
     "checkpoint.resume": "each run starts from the beginning",
     "checkpoint.push_to_hub": "models are not kept",
     "tracking.report_to": "the comparison reports",
@@ -254,19 +254,7 @@ def check_variants(
     launch: Launch,
     keep_window: bool = False,
 ) -> Checked:
-    """Loads the configuration of every variant, and checks it as far as possible without running it.
-
-    A variant that changes the batch size but not the accumulation gets the accumulation with which a step has as many
-    rows as the baseline's.
-
-    Args:
-        task_type: the recipe's task.
-        file: the YAML file.
-        overrides: overrides for all variants.
-        variants: the variants, the baseline first.
-        launch: how processes are started.
-        keep_window: whether variants that change the accumulation get the batch size that keeps the rows of a step.
-    """
+    """Loads and checks the configuration of every variant, with as many rows per step as the baseline."""
     from toolkit.checks.run import check_launch
 
     def load(variant: Variant) -> Config:
@@ -334,12 +322,10 @@ def _with_unique_names(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def _kept_window(cfg: Config, variant: Variant, rows: int, processes: int, keep_window: bool) -> dict[str, str]:
-    """Returns the setting that gives a step `rows` rows: the accumulation or, if the variant sets that, the batch size.
-
-    Empty if a step has them, or if the variant sets the accumulation and `keep_window` is false.
-    """
+    """Returns the setting that gives a step `rows` rows: the accumulation or, if that is set, the batch size."""
     received = step_rows(cfg, processes)
-    if received == rows or (ACCUMULATION in variant.settings and not keep_window):
+    kept = received == rows or cfg.train.global_batch_size is not None
+    if kept or (ACCUMULATION in variant.settings and not keep_window):
         return {}
     batch, accumulation = batch_and_accumulation(cfg)
     if ACCUMULATION in variant.settings and BATCH in variant.settings:

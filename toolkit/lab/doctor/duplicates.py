@@ -76,14 +76,15 @@ def of_audio(file: Mapping[str, Any]) -> Print | None:
 
     try:
         with open_sound(file) as opened, soundfile.SoundFile(opened) as sound:
-            rate, length = sound.samplerate, sound.frames / sound.samplerate
-            samples = sound.read(round(MOST_SECONDS * rate), dtype="float32", always_2d=True).mean(axis=1)
+            rate, frames = sound.samplerate, file["frames"]
+            sound.seek(file["first"])
+            samples = sound.read(min(frames, round(MOST_SECONDS * rate)), "float32", always_2d=True).mean(axis=1)
     except (soundfile.SoundFileError, OSError, ValueError):
         return None
     wide, high, cells = (
         loudness(samples, rate, *shape) for shape in ((COARSE, COARSE + 1), (COARSE + 1, COARSE), (SIDE, SIDE))
     )
-    return Print(steps(wide, high), cells, (length,))
+    return Print(steps(wide, high), cells, (frames / rate,))
 
 
 def loudness(samples: np.ndarray, rate: int, bands: int, stretches: int) -> np.ndarray:
@@ -177,11 +178,7 @@ def text_keys(rows: Sequence[Sequence[str]]) -> np.ndarray:
 
 
 def similar_pairs(keys: np.ndarray, likeness: Callable[[int, int], float | None]) -> list[tuple[int, int, float]]:
-    """Returns, for each row that is like an earlier one, the first such row, the row, and their likeness.
-
-    A row is compared with the first and with the previous row of each of its keys (`[rows, K]`); `likeness` returns
-    None for rows that are not alike.
-    """
+    """Returns the first row, row and likeness of each row that is like an earlier one with a common key."""
     if not len(keys):
         return []
     candidates = []

@@ -15,7 +15,7 @@ from toolkit.base.errors import ConfigError, InputError
 from toolkit.config.keys import to_yaml, written
 from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
-from toolkit.data.columns import group_column, used_columns
+from toolkit.data.columns import Beside, used_columns
 from toolkit.lab.doctor.duplicates import different_rows, equal_rows, fingerprints, near_rows, shared_groups
 from toolkit.lab.doctor.findings import Finding, Part, Suggestion, column_findings, described, label_findings, parts_of
 from toolkit.lab.doctor.label_errors import label_errors, predictions_of
@@ -62,7 +62,7 @@ def diagnose(request: Request, run: Path | None) -> Diagnosis:
         *_bad_rows(subject),
         *equal_rows(parts),
         *near_rows(task, rows, prints),
-        *shared_groups(parts, group_column(cfg.data, task)),
+        *shared_groups(parts, Beside.of(cfg.data, task).group),
         *([] if predicted is None else label_errors(predicted)),
         *label_findings(checked.findings),
         *cuts(histograms),

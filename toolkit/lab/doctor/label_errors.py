@@ -41,11 +41,7 @@ class Predicted:
 
 
 def predictions_of(folder: Path, recipe: Path) -> Predicted:
-    """Reads the predictions of a finished run, or of all folds of a cross-validation.
-
-    Raises InputError if the folder is neither, or has no predictions, or its rows have changed since; DataError if the
-    rows can no longer be read.
-    """
+    """Reads the predictions of a finished run, or of all folds of a cross-validation."""
     runs = [folder]
     if (folder / CROSS_VALIDATION).is_file():
         try:
@@ -201,11 +197,7 @@ def _of_numbers(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[st
 
 
 def _of_entities(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """Finds unlabelled entities whose probability is as high as that of correct ones.
-
-    A model's probability is known for predicted entities only. The threshold of a type is the mean probability of its
-    right predictions, as in confident learning.
-    """
+    """Finds unlabelled entities at least as probable as the mean of right ones of their type."""
     predicted: list[tuple[float, int, Mapping[str, Any]]] = []
     right: dict[str, list[float]] = {}
     for place, record in enumerate(records):

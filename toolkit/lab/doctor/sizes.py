@@ -134,18 +134,23 @@ def outliers(rows: Sequence[tuple[Part, int]], measured: Mapping[str, Sequence[f
     """Yields the rows whose size is far from that of the others."""
     for name, values in measured.items():
         logs = np.log1p(np.array([np.nan if value is None else value for value in values], dtype=float))
-        finite = logs[np.isfinite(logs)]
-        if len(finite) < LEAST_ROWS:
-            continue
-        low, high = np.quantile(finite, (0.25, 0.75))
-        reach = max(FENCE * (high - low), np.log(LEAST_FACTOR))
-        far = np.flatnonzero((logs < low - reach) | (logs > high + reach))
+        low, high, far = _far(logs, np.log(LEAST_FACTOR))
         order = far[np.argsort(-np.abs(logs[far] - (low + high) / 2), kind="stable")]
         if len(order):
             usual = f"{format_value(float(np.expm1(low)))} to {format_value(float(np.expm1(high)))}"
             said = f"{counted(len(order), 'row')} with an unusual {name} (half of the rows have {usual})."
             found = [{**rows[place][0].place(rows[place][1]), "value": values[place]} for place in order]
             yield Finding("outliers", len(order), said, found, {"measured": name})
+
+
+def _far(values: np.ndarray, least: float = 0.0) -> tuple[float, float, np.ndarray]:
+    """Returns the quartiles, and which values are further from them than `FENCE` times their distance, or `least`."""
+    finite = values[np.isfinite(values)]
+    if len(finite) < LEAST_ROWS:
+        return 0.0, 0.0, np.array([], dtype=int)
+    low, high = np.quantile(finite, (0.25, 0.75))
+    reach = max(FENCE * (high - low), least) or np.inf
+    return low, high, np.flatnonzero((values < low - reach) | (values > high + reach))
 
 
 def number_outliers(task: Task, parts: Sequence[Part]) -> Iterator[Finding]:
@@ -158,12 +163,7 @@ def number_outliers(task: Task, parts: Sequence[Part]) -> Iterator[Finding]:
             continue
         for place in range(max((len(value) for *_, value in rows), default=0)):
             values = np.array([value[place] for *_, value in rows])
-            finite = values[np.isfinite(values)]
-            if len(finite) < LEAST_ROWS:
-                continue
-            low, high = np.quantile(finite, (0.25, 0.75))
-            reach = FENCE * (high - low) if high > low else np.inf
-            far = np.flatnonzero((values < low - reach) | (values > high + reach))
+            low, high, far = _far(values)
             if len(far):
                 said = f"{counted(len(far), 'row')} with an unusual {name} (half are from {low:.4g} to {high:.4g})."
                 found = [{**rows[i][0].place(rows[i][1]), "value": float(values[i])} for i in far]

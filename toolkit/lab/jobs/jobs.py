@@ -210,10 +210,14 @@ class Launch:
     def check(self, needed: int) -> None:
         """Checks that there are at least `needed` processes and, on a machine with GPUs, one GPU for each process.
 
-        Raises InputError if there are fewer.
+        Raises InputError if there are fewer, or the file is not for this machine.
         """
         import torch
 
+        from toolkit.checks.machine import launcher_problems
+
+        for problem in launcher_problems(self.file) if self.file is not None else ():
+            raise InputError(f"--launch: {problem}")
         if self.processes < needed:
             raise InputError(f"{needed} processes are needed, received {self.processes}; set --processes {needed}")
         if self.file is None and 0 < torch.cuda.device_count() < self.processes:
@@ -233,13 +237,12 @@ class Launch:
 
 def step_rows(cfg: Config, processes: int) -> int:
     """Returns the number of training rows per step, over all processes."""
-    batch, accumulation = batch_and_accumulation(cfg)
-    return batch * accumulation * Mesh.of(cfg.parallel, processes).data_size
+    return cfg.train.rows_per_step(Mesh.of(cfg.parallel, processes).data_size)
 
 
 def batch_and_accumulation(cfg: Config) -> tuple[int, int]:
     """Returns the rows of a micro-batch, and the micro-batches of a step on each process."""
-    return cfg.train.per_device_train_batch_size, cfg.train.gradient_accumulation_steps or 1
+    return cfg.train.micro_batch, cfg.train.accumulation
 
 
 MEASURED = "measurement.json"
@@ -269,6 +272,17 @@ def training_job(
         "data": [digest_of(file) for file in (data.train_file, data.validation_file, data.test_file) if file],
         "model": model_files(cfg.model.name_or_path),
     }
+
+
+def without_checkpoints(cfg: Config) -> list[str]:
+    """Returns the override that omits checkpoints, unless they are needed to load the best model at the end."""
+    return [] if cfg.checkpoint.load_best_model_at_end else ["checkpoint.save_steps=null"]
+
+
+def remove_model(run: RunFolder) -> None:
+    """Removes the model of a finished training; its results stay."""
+    for folder in (run.model, run.base, run.processor, run.snapshots):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kind_of_machine() -> dict[str, Any]:

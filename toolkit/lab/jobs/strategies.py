@@ -94,8 +94,11 @@ def window_settings(cfg: Config, technique: Technique, rows: int) -> dict[str, s
     divided.
     """
     train = cfg.train
-    configured = {BATCH: train.per_device_train_batch_size, ACCUMULATION: train.gradient_accumulation_steps or 1}
-    for batch in range(train.per_device_train_batch_size, 0, -1):
+    if train.global_batch_size is not None:
+        batch = min(train.micro_batch, -(-rows // (technique.data_ranks * technique.stages)))
+        return {} if batch == train.micro_batch else {BATCH: str(batch)}
+    configured = {BATCH: train.micro_batch, ACCUMULATION: train.accumulation}
+    for batch in range(train.micro_batch, 0, -1):
         accumulation, rest = divmod(rows, technique.data_ranks * batch)
         if not rest and accumulation >= technique.stages:
             found = {BATCH: batch, ACCUMULATION: accumulation}

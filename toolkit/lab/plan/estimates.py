@@ -185,19 +185,11 @@ Load = Callable[[Sequence[str]], Config]
 
 
 class Planner:
-    """Estimates strategies for one configuration; every step has the same rows as with data parallelism.
-
-    Args:
-        footprint: memory of a step on a single device.
-        task: the recipe's task.
-        cfg: the configured settings.
-        processes: number of processes, with one device each.
-        load: loads variants of the configuration.
-    """
+    """Estimates strategies for one configuration; every step has the same rows as with data parallelism."""
 
     def __init__(self, footprint: Footprint, task: Task, cfg: Config, processes: int, load: Load) -> None:
         self.footprint, self.task, self.cfg, self.processes, self.load = footprint, task, cfg, processes, load
-        self.rows = cfg.train.per_device_train_batch_size * (cfg.train.gradient_accumulation_steps or 1) * processes
+        self.rows = cfg.train.global_batch_size or cfg.train.micro_batch * cfg.train.accumulation * processes
         self._problems: dict[tuple[int, int], list[str]] = {}
 
     def strategies(self) -> tuple[list[Strategy], dict[str, str]]:
@@ -295,13 +287,13 @@ class Scaling:
 
 
 def scaling(seconds: float, serial: float, sent: int, bandwidth: float, processes: int) -> list[Scaling]:
-    """Returns speed-ups of synchronous data parallelism for 1..`processes`.
+    """Returns speed-ups of synchronous data parallelism for 1, 2, 4 and so on, and `processes`.
 
     `seconds` are those of a step of one process, of which the part `serial` does not shrink; `sent` are bytes of
     gradients, `bandwidth` bytes per second that one process sends in an all-reduce.
     """
     found = []
-    for n in _powers_of_two(processes):
+    for n in sorted({*(2**power for power in range(processes.bit_length())), processes}):
         exchange = 2 * (n - 1) / n * sent / bandwidth
         found.append(Scaling(
             n,
@@ -309,8 +301,3 @@ def scaling(seconds: float, serial: float, sent: int, bandwidth: float, processe
             gustafson=(serial + n * (seconds - serial)) / (seconds + exchange),
         ))  # fmt: skip
     return found
-
-
-def _powers_of_two(last: int) -> Sequence[int]:
-    """Returns 1, 2, 4 and so on, and `last` itself."""
-    return sorted({2**power for power in range(last.bit_length()) if 2**power <= last} | {last})

@@ -37,10 +37,7 @@ class Fit:
 def smallest_fit(
     subject: Subject, load: Callable[[Sequence[str]], Config], capacity: int, peak: Callable[[Footprint], int]
 ) -> tuple[Fit, bool]:
-    """Searches for the cheapest switches that fit `capacity` bytes; `peak` returns a footprint's on this machine.
-
-    Returns the cheapest fit and True, or if nothing fits, the one that needs the least memory and False.
-    """
+    """Returns the cheapest switches with which the peak fits, and True; else those with the least, and False."""
     tries = _Tries(subject, load)
     best: Fit | None = None
     hopeless: set[tuple[str, ...]] = set()
@@ -107,14 +104,9 @@ def _candidates(subject: Subject) -> Iterator[tuple[tuple[str, ...], int]]:
     for picked in product(*choices):
         switches = tuple(text for _, text in picked if text)
         cost = sum(price for price, _ in picked)
-        found += [(cost + HALVING * _halvings(rows, size), switches, size) for size in sizes]
-    found.sort(key=lambda candidate: candidate[0])
-    for _, switches, size in found:
+        found += [(cost + HALVING * (rows // size - 1).bit_length(), switches, size) for size in sizes]
+    for _, switches, size in sorted(found, key=lambda candidate: candidate[0]):
         yield switches, size
-
-
-def _halvings(rows: int, size: int) -> int:
-    return (rows // size - 1).bit_length()
 
 
 def _changes(cfg: Config, override: str) -> bool:
@@ -137,8 +129,6 @@ def _smaller(subject: Subject, rows: int) -> tuple[str, ...]:
         return ()
     if train.max_tokens_per_batch is not None:
         return (f"train.max_tokens_per_batch={rows * subject.longest}",)
-    accumulation = (train.gradient_accumulation_steps or 1) * train.per_device_train_batch_size // rows
-    return (
-        f"train.per_device_train_batch_size={rows}",
-        f"train.gradient_accumulation_steps={accumulation}",
-    )
+    accumulation = train.accumulation * train.micro_batch // rows
+    smaller = (f"train.per_device_train_batch_size={rows}", f"train.gradient_accumulation_steps={accumulation}")
+    return smaller if train.global_batch_size is None else smaller[:1]

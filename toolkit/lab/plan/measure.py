@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor
@@ -19,9 +16,11 @@ from toolkit.base.errors import RunError
 from toolkit.config.keys import written
 from toolkit.config.sections import ParallelConfig
 from toolkit.footprint.simulate import Footprint, Subject, simulate
-from toolkit.lab.jobs.jobs import Trial, run_trials
+from toolkit.lab.collectives import bandwidth
+from toolkit.lab.jobs.jobs import Launch
 from toolkit.lab.jobs.training import FEW_STEPS, trained
 from toolkit.lab.plan.estimates import Estimate
+from toolkit.lab.tool import run_apart
 
 STEPS = 3
 MAX_FACTOR = 8.0
@@ -94,26 +93,21 @@ def measured(recipe: str, config: str, overrides: Sequence[str], rows: int, max_
     A step is one micro-batch, unless the micro-batches have a token budget, `max_tokens`. Raises RunError if training
     fails, with the reason or the end of the output.
     """
-    with TemporaryDirectory(prefix="calibrate-") as name:
-        folder = Path(name)
-        settings: dict[str, Any] = ONE_DEVICE | {
-            "train.per_device_train_batch_size": rows,
-            "train.gradient_accumulation_steps": 1,
-            "train.max_tokens_per_batch": max_tokens,
-            "output_dir": str(folder / "run"),
-        }
-        job = {
-            "recipe": str(Path(recipe).absolute()),
-            "config": str(Path(config).absolute()),
-            "overrides": [*overrides, *written(settings)],
-        }
-        (outcome,) = run_trials([Trial("calibrate", job, folder / "outcome.json")], folder / "calibrate.log")
-        if outcome.error is not None:
-            raise RunError(f"--calibrate: training a few steps here failed: {outcome.error}")
-        return _read(outcome.result)
-
-
-def _read(found: Mapping[str, Any]) -> Measured:
+    settings: dict[str, Any] = ONE_DEVICE | {
+        "train.global_batch_size": None,
+        "train.per_device_train_batch_size": rows,
+        "train.gradient_accumulation_steps": 1,
+        "train.max_tokens_per_batch": max_tokens,
+    }
+    job = {
+        "recipe": str(Path(recipe).absolute()),
+        "config": str(Path(config).absolute()),
+        "overrides": [*overrides, *written(settings)],
+    }
+    try:
+        found = run_apart("calibrate", job, Launch.of(None, 1))
+    except RunError as error:
+        raise RunError(f"--calibrate: training a few steps here failed: {error}") from error
     memory = found["memory"]
     return Measured(
         footprint=Footprint(**found["footprint"]),
@@ -146,10 +140,7 @@ def serial_seconds(runs: Sequence[Measured]) -> float:
 
 
 def rows_that_fit(footprint: Footprint) -> int:
-    """Returns the rows to measure with: those of a micro-batch, or fewer if this machine has too little memory.
-
-    Raises RunError if weights, gradients and optimizer state alone do not fit this machine.
-    """
+    """Returns the rows to measure with: those of a micro-batch, or as many as this machine's memory fits."""
     import psutil
     import torch
 
@@ -219,39 +210,9 @@ def measure_steps(job: Mapping[str, Any]) -> dict[str, Any]:
         }
 
 
-BYTES = 25 * 2**20
-"""Bytes of one all-reduce: the bucket size of `DistributedDataParallel`."""
-ROUNDS = 8
-PROCESSES = 2
-TIMEOUT_SECONDS = 120.0
-"""Without it, processes that cannot reach each other would wait for half an hour."""
-
-
-def measure_bandwidth(job: Mapping[str, Any]) -> float:
-    """Returns the bytes per second that one process sends in all-reduces of a bucket of gradients; `job` is unused."""
-    import torch
-    from torch import distributed
-
-    distributed.init_process_group("gloo")
-    world, seconds = distributed.get_world_size(), []
-    bucket = torch.ones(BYTES // 4)
-    for _ in range(ROUNDS):
-        distributed.barrier()
-        start = time.perf_counter()
-        distributed.all_reduce(bucket)
-        seconds.append(time.perf_counter() - start)
-    return 2 * (world - 1) / world * BYTES / statistics.median(seconds[1:])
-
-
 def measured_bandwidth() -> float:
-    """Returns the result of `measure_bandwidth` for two processes on this machine.
-
-    Raises RunError if the processes cannot reach each other.
-    """
-    with TemporaryDirectory(prefix="bandwidth-") as name:
-        folder = Path(name)
-        trial = Trial("bandwidth", {}, folder / "outcome.json")
-        (outcome,) = run_trials([trial], folder / "bandwidth.log", PROCESSES, timeout=TIMEOUT_SECONDS)
-    if outcome.error is not None:
-        raise RunError(f"--calibrate: two processes cannot exchange data here; set --bandwidth\n  {outcome.error}")
-    return float(outcome.result)
+    """Returns the `bandwidth` between two processes on the CPU of this machine."""
+    try:
+        return bandwidth(Launch(None, 2, {"CUDA_VISIBLE_DEVICES": ""}))
+    except RunError as error:
+        raise RunError(f"--calibrate: two processes cannot exchange data here; set --bandwidth\n  {error}") from error

@@ -19,7 +19,7 @@ from torch._ops import HigherOrderOperator
 from torch.autograd.profiler import record_function
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -39,14 +39,7 @@ if TYPE_CHECKING:
 
 
 class FlopCount(TorchDispatchMode):
-    """Counts the operations of this process.
-
-    `torch.utils.flop_counter.FlopCounterMode` counts an operation on a split tensor as if each process computed all of
-    it, and hooks every module.
-
-    Attributes:
-        total: floating-point operations so far.
-    """
+    """Counts this process's operations, unlike torch's FlopCounterMode also if tensors are split over processes."""
 
     supports_higher_order_operators = True
 
@@ -67,15 +60,7 @@ class FlopCount(TorchDispatchMode):
 
 
 class Stages(Callback):
-    """Measures steps.
-
-    After `skipped` steps, `steps` are timed by phase, as many are traced, and the operations of one are counted. On a
-    GPU, timed phases wait for its work, so that it counts where it was begun.
-
-    Args:
-        skipped: steps before them, at least 1.
-        steps: steps to time, and to trace.
-    """
+    """After `skipped` steps, times `steps` by phase, traces as many, and counts the operations of one."""
 
     def __init__(self, skipped: int, steps: int) -> None:
         self.skipped, self.steps = skipped, steps
@@ -88,7 +73,7 @@ class Stages(Callback):
         self.flops = FlopCount()
         self.hidden_exchange = 0.0
         """Seconds of a timed step in which DDP's backward pass had nothing to do but wait for other processes."""
-        self.profiler = profile(activities=_activities(), profile_memory=True)
+        self.profiler = profile(profile_memory=True)
         self._range: AbstractContextManager[Any] | None = None
         self._waits: list[float] = []
 
@@ -99,9 +84,8 @@ class Stages(Callback):
 
     def before_update(self) -> None:
         """Notes how long the exchange of a timed step's gradient took beyond its computation."""
-        if self._is_timed(self.training.state.step + 1) and isinstance(
-            wrapped := self._wrapped(), DistributedDataParallel
-        ):
+        wrapped: Any = self.training.model
+        if self._is_timed(self.training.state.step + 1) and isinstance(wrapped, DistributedDataParallel):
             facts = wrapped._get_ddp_logging_data()
             waits = facts.get("backward_comm_time", 0) - facts.get("backward_compute_comm_overlap_time", 0)
             self._waits.append(max(0, waits) / 1e9)
@@ -126,12 +110,9 @@ class Stages(Callback):
     def _is_timed(self, step: int) -> bool:
         return self.skipped < step <= self.skipped + self.steps
 
-    def _wrapped(self) -> Any:
-        """Returns the model as accelerate has wrapped it."""
-        return self.training.model
-
     def _begin_timing(self) -> None:
-        if isinstance(wrapped := self._wrapped(), DistributedDataParallel):
+        wrapped: Any = self.training.model
+        if isinstance(wrapped, DistributedDataParallel):
             wrapped._set_ddp_runtime_logging_sample_rate(1)
         if self.training.run.accelerator.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -163,10 +144,6 @@ class Stages(Callback):
         self._range = record_function(RANGE + after)
         self._range.__enter__()
 
-    def write_trace(self, file: Path) -> None:
-        """Writes the trace in Chrome's format."""
-        self.profiler.export_chrome_trace(str(file))
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -197,10 +174,6 @@ def _clock() -> Any:
     clock = active_clock()
     assert clock is not None, "a step is part of a training"
     return clock
-
-
-def _activities() -> list[ProfilerActivity]:
-    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
 
 
 TOOLKIT = Path(__file__).resolve().parents[2]
@@ -239,10 +212,7 @@ def time_loading(run: Run, windows: int) -> Loading:
 
 
 def slowest(profiler: cProfile.Profile, seconds: float, windows: int) -> Loading:
-    """Returns the function with most of the time that a profiler has recorded in a number of windows.
-
-    A profiler slows down Python's own code: no function can exceed the `seconds` of a window without it.
-    """
+    """Returns the function with most of a profiler's time, scaled to the `seconds` of a window without it."""
     stats: dict[Place, Any] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
     spent: dict[Place, float] = {}
     for place, (_, _, own, _, _) in stats.items():
@@ -300,9 +270,10 @@ def smallest_operation(device: torch.device) -> float:
         return min(_timed(device, repeated) for _ in range(ROUNDS)) / CALLS
 
 
-def compute_dtype(mixed_precision: str, parameters: torch.dtype) -> torch.dtype:
+def _compute_dtype(run: Run) -> torch.dtype:
     """Returns the type in which matrix products are computed; fp8 ones are compared with those in bfloat16."""
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}.get(mixed_precision, parameters)
+    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+    return mixed.get(run.accelerator.mixed_precision, next(run.model.parameters()).dtype)
 
 
 def _timed(device: torch.device, function: Callable[[], object]) -> float:
@@ -331,13 +302,12 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
         `attention`, `memory` and `machine` of the first one.
     """
     stages = Stages(job["skipped"], job["steps"])
-
     with trained(job, stages) as (run, result):
         ranks = objects_of_all(_of_rank(run, stages))
-        rates = objects_of_all(_matmul_rate(run))
+        rates = objects_of_all(matmul_rate(run.accelerator.device, _compute_dtype(run)))
         if not run.accelerator.is_main_process:
             return {}
-        stages.write_trace(Path(job["trace"]))
+        stages.profiler.export_chrome_trace(job["trace"])
         reading = read_trace(Path(job["trace"]))
         return {
             "ranks": [rank | {"matmul_rate": rate} for rank, rate in zip(ranks, rates, strict=True)],
@@ -367,11 +337,6 @@ def _of_rank(run: Run, stages: Stages) -> dict[str, Any]:
 def _sizes(shapes: Sequence[Shape], steps: int) -> dict[str, float]:
     names = ("rows", "positions", "real")
     return {name: sum(getattr(shape, name) for shape in shapes) / steps for name in names}
-
-
-def _matmul_rate(run: Run) -> float:
-    parameters = next(run.model.parameters()).dtype
-    return matmul_rate(run.accelerator.device, compute_dtype(run.accelerator.mixed_precision, parameters))
 
 
 def _per_step(reading: Reading, steps: int) -> dict[str, Any]:

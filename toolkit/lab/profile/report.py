@@ -11,7 +11,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-from toolkit.base.console import counted, format_bytes, shorten
+from toolkit.base.console import counted, format_bytes, format_seconds, shorten
 from toolkit.base.errors import ConfigError
 from toolkit.base.files import write_bytes
 from toolkit.config.keys import written
@@ -19,6 +19,7 @@ from toolkit.config.sections import Config
 from toolkit.document.blocks import Block, Cell, Code, Page, Section, Table, Text
 from toolkit.lab.jobs.jobs import batch_and_accumulation
 from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
+from toolkit.lab.plan.report import show_flops
 from toolkit.lab.tool import Report, Request
 from toolkit.report.sections import MEANINGS, share_cell
 
@@ -250,9 +251,11 @@ def _advise_launches(found: Profile, cfg: Config) -> Iterator[Finding]:
     choices = []
     if accumulation % 2 == 0 and cfg.train.max_tokens_per_batch is None:
         text += " Larger micro-batches need fewer operations for the same rows."
-        choices.append(written({
-            "train.per_device_train_batch_size": 2 * batch, "train.gradient_accumulation_steps": accumulation // 2,
-        }))  # fmt: skip
+        larger = {"train.per_device_train_batch_size": 2 * batch}
+        follows = cfg.train.global_batch_size is not None
+        choices.append(
+            written(larger if follows else larger | {"train.gradient_accumulation_steps": accumulation // 2})
+        )
     else:
         text += " Compiled code joins small operations; larger micro-batches need fewer for each row."
     choices.append(written({"train.torch_compile": True}))
@@ -270,7 +273,9 @@ def _advise_exchange(found: Profile, cfg: Config) -> Iterator[Finding]:
         "waiting for the slowest one. A step of twice as many rows exchanges half as much for each row; it needs "
         "another learning rate (toolkit batch-find --scale-lr)."
     )
-    yield Finding("exchange", share, text, [written({"train.gradient_accumulation_steps": 2 * accumulation})])
+    rows = cfg.train.global_batch_size
+    larger = {"train.global_batch_size": 2 * rows} if rows else {"train.gradient_accumulation_steps": 2 * accumulation}
+    yield Finding("exchange", share, text, [written(larger)])
 
 
 def _attention(found: Profile, cfg: Config) -> Iterator[Finding]:
@@ -349,9 +354,9 @@ def figures(found: Profile) -> Table:
     flops, padding, launches, exchange = (found.flops, found.padding, found.launches, found.exchange)
     rows: list[list[Any]] = [
         ["rows per second", f"{found.rows_per_second:,.4g}"],
-        ["FLOP of a step", _units(flops["step"], "FLOP")],
-        ["FLOP/s", _units(flops["second"], "FLOP/s")],
-        ["FLOP/s of a large matrix product", _units(flops["matmul_second"], "FLOP/s")],
+        ["FLOP of a step", show_flops(flops["step"])],
+        ["FLOP/s", f"{show_flops(flops['second'])}/s"],
+        ["FLOP/s of a large matrix product", f"{show_flops(flops['matmul_second'])}/s"],
         ["utilisation (MFU): the part of it", f"{flops['utilisation']:.1%}"],
         ["operations of a step", f"{launches['operations']:,.0f}"],
     ]
@@ -400,18 +405,3 @@ def _signed(size: float) -> str:
 def duration(seconds: float) -> Cell:
     """Returns a time as a cell."""
     return Cell(format_seconds(seconds), seconds)
-
-
-def format_seconds(seconds: float) -> str:
-    """Returns a short time with its unit."""
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds * 1e6:.3g} us"
-
-
-def _units(value: float, unit: str) -> str:
-    for factor, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= factor:
-            return f"{value / factor:.3g} {name}{unit}"
-    return f"{value:.3g} {unit}"

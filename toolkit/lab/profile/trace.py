@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,40 +94,27 @@ def _operations(events: Iterable[Event]) -> tuple[dict[str, Operation], int]:
 def _memory(events: Sequence[Event]) -> dict[str, dict[str, int]]:
     """Returns the peak and the growth of each phase, in bytes above those at the beginning of the trace."""
     ranges = [event for event in events if str(event.get("name", "")).startswith(RANGE) and event.get("dur")]
-    starts = sorted({(event["ts"], event["name"].removeprefix(RANGE)) for event in ranges if _on_cpu(event)})
-    changes = sorted((event["ts"], event["args"]) for event in _allocations(events))
+    on_cpu = [event for event in ranges if event.get("cat") == "user_annotation"]
+    starts = sorted({(event["ts"], event["name"].removeprefix(RANGE)) for event in on_cpu})
+    ends = [*(start for start, _ in starts[1:]), float("inf")]
+    changes = deque(_allocations(events))
     found: dict[str, dict[str, int]] = {}
     total = 0
-    place = 0
-    for moment, name in _phases(starts):
-        while place < len(changes) and changes[place][0] < moment:
-            total, place = total + changes[place][1], place + 1
-            _note(found, name, total, changes[place - 1][1])
+    for (_, name), end in zip(starts, ends, strict=False):
+        while changes and changes[0][0] < end:
+            change = changes.popleft()[1]
+            total += change
+            phase = found.setdefault(name, {"peak": total, "kept": 0})
+            phase["peak"] = max(phase["peak"], total)
+            phase["kept"] += change
     return found
 
 
-def _allocations(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
-    """Yields the time and size of each allocation of tensors; those of a GPU, if there are any."""
+def _allocations(events: Iterable[Event]) -> list[tuple[float, int]]:
+    """Returns the time and size of each allocation of tensors, in order; those of a GPU, if there are any."""
     found = [event for event in events if event.get("name") == "[memory]"]
     on_gpu = [event for event in found if event["args"].get("Device Type") != 0]
-    for event in on_gpu or found:
-        yield {"ts": event["ts"], "args": int(event["args"]["Bytes"])}
-
-
-def _phases(starts: Sequence[tuple[float, str]]) -> Iterator[tuple[float, str]]:
-    """Yields the end of each phase and its name."""
-    for number, (_, name) in enumerate(starts):
-        yield (starts[number + 1][0] if number + 1 < len(starts) else float("inf")), name
-
-
-def _note(found: dict[str, dict[str, int]], name: str, total: int, change: int) -> None:
-    phase = found.setdefault(name, {"peak": total, "kept": 0})
-    phase["peak"] = max(phase["peak"], total)
-    phase["kept"] += change
-
-
-def _on_cpu(event: Event) -> bool:
-    return event.get("cat") == "user_annotation"
+    return sorted((event["ts"], int(event["args"]["Bytes"])) for event in on_gpu or found)
 
 
 def _union(events: Iterable[Event]) -> float:

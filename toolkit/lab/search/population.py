@@ -92,11 +92,12 @@ def run(search: Search, book: Book, told: Told) -> None:
         if any(each.result is None and len(each.values) < generation for each in members):
             return  # the time is over
         if all(each.last is None for each in members):
-            raise RunError(f"all {len(members)} members of the population failed; the last one: {_reason(members[-1])}")
-        if any(each.result is not None and each.result["state"] == "finished" for each in members):
-            break
+            reason = (members[-1].result or {}).get("reason", "no reason is known")
+            raise RunError(f"all {len(members)} members of the population failed; the last one: {reason}")
+        if any(len(each.values) == generation and (each.result or {}).get("state") == "finished" for each in members):
+            break  # a search that was killed later repeats the generations before without training
         _next_generation(search, book, members, generation)
-    best = best_member(members, search.metric.greater_is_better)
+    best, *_ = ranked(members, search.metric.greater_is_better)
     for each in members:
         _end(book, each, told)
         if each is not best:
@@ -141,17 +142,8 @@ def _note(member: Member, result: Result) -> None:
     member.keep()
 
 
-def _reason(member: Member) -> str:
-    return str((member.result or {}).get("reason", "no reason is known"))
-
-
-def best_member(members: Sequence[Member], greater_is_better: bool) -> Member:
-    """Returns the member with the best last value; of equal ones the first."""
-    return ranked(members, greater_is_better)[0]
-
-
 def ranked(members: Sequence[Member], greater_is_better: bool) -> list[Member]:
-    """Returns members from the best to the worst; those that failed are last."""
+    """Returns members from the best to the worst, equal ones in their order; those that failed are last."""
 
     def place(member: Member) -> tuple[bool, float, int]:
         value = member.last

@@ -337,16 +337,13 @@ def _trials(found: SearchReport) -> Iterator[Block]:
     yield Table(header, rows, sortable=True, stacked=True)
     shown = [state for state in STATES if found.counts.get(state)]
     yield Table(["state", "trials", "meaning"], [[s, found.counts[s], STATES[s]] for s in shown])
-    if found.asked and (short := found.asked - _over(found)) > 0:
+    over = sum(row["state"] not in ("infeasible", "running") for row in found.trials)
+    if found.asked and (short := found.asked - over) > 0:
         yield Text(f"{counted(short, 'trial')} of {found.asked} are left; the same command continues with them.")
 
 
 def _time(row: Mapping[str, Any]) -> Cell | None:
     return Cell(format_duration(row["seconds"]), row["seconds"]) if row["seconds"] else None
-
-
-def _over(found: SearchReport) -> int:
-    return sum(row["state"] not in ("infeasible", "running") for row in found.trials)
 
 
 def _faults(rows: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
@@ -405,11 +402,11 @@ def claim(search: Search) -> dict[str, Any]:
     known = read(folder)
     if known is None:
         if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-            raise InputError(f"--output-dir: {folder.absolute()} is not empty and is no search; use another folder")
+            raise InputError(f"--output: {folder.absolute()} is not empty and is no search; use another folder")
         try:
             (folder / "trials").mkdir(parents=True)
         except OSError as error:
-            raise InputError(f"--output-dir: cannot make the folder {folder.absolute()}: {error.strerror}") from error
+            raise InputError(f"--output: cannot make the folder {folder.absolute()}: {error.strerror}") from error
         known = {"identity": identity, "owner": uuid.uuid4().hex, "name": name_of(identity)}
     if known["identity"] != identity:
         before, now = known["identity"], identity
@@ -418,7 +415,7 @@ def claim(search: Search) -> dict[str, Any]:
             f"  - {key}: it has {shown_value(before.get(key))}, now {shown_value(now.get(key))}" for key in keys[:SHOWN]
         ]
         more = [f"  - and {len(keys) - SHOWN} more"] if len(keys) > SHOWN else []
-        raise InputError("\n".join([f"--output-dir: {folder} holds a search with other settings:", *listed, *more,
+        raise InputError("\n".join([f"--output: {folder} holds a search with other settings:", *listed, *more,
                                     "Restore them, or use another folder"]))  # fmt: skip
     known |= _described(search) | {"command": shlex.split(search.request.command)}
     write_json(folder / STUDY, known)
@@ -454,8 +451,7 @@ def read(folder: Path) -> dict[str, Any] | None:
 def winner_of(folder: Path) -> dict[str, Any] | None:
     """Returns what is known of the winner, or None if none was scored."""
     with suppress(OSError, ValueError):
-        found: dict[str, Any] = read_json(folder / WINNER)
-        return found
+        return dict(read_json(folder / WINNER))
     return None
 
 
@@ -474,17 +470,12 @@ def row(trial: FrozenTrial) -> dict[str, Any]:
         "overrides": overrides_of(settings_of(trial)),
         "value": trial.values[0] if trial.state.name == "COMPLETE" else result.get("value"),
         "reason": result.get("reason"),
-        "evaluations": result.get("evaluations") or _reported(trial),
+        "evaluations": result.get("evaluations") or [list(pair) for pair in sorted(trial.intermediate_values.items())],
         "seconds": float(result.get("seconds", 0.0)),
         "steps": int(result.get("steps") or 0),
         "metrics": {key: value for key, value in result.get("metrics", {}).items() if key.startswith("eval_")},
         **({"history": result["history"]} if "history" in result else {}),
     }
-
-
-def _reported(trial: FrozenTrial) -> list[list[float]]:
-    """Returns number and value of each evaluation that the study knows of."""
-    return [[number, value] for number, value in sorted(trial.intermediate_values.items())]
 
 
 def importance(study: Study, trained: Sequence[FrozenTrial]) -> dict[str, Any]:

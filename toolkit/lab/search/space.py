@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
@@ -289,6 +290,8 @@ def check_method(name: str, space: Sequence[Dimension], cfg: Config, storage: st
                      if each.choices]  # fmt: skip
         if len(space) < 2:
             problems.append("cmaes needs at least two settings; use tpe or gp")
+        if find_spec("cmaes") is None:
+            problems.append("cmaes needs a package that is not installed; pip install 'finetune-toolkit[search]'")
     if name == "pbt":
         train = cfg.train
         ends = {"early_stopping_patience": train.early_stopping_patience, "max_time": train.max_time,

@@ -167,8 +167,7 @@ def name_of(identity: Mapping[str, Any]) -> str:
 
 def result_of(trial: FrozenTrial) -> Result:
     """Returns how a trial has ended; `running` if it has not."""
-    found: Result = trial.user_attrs.get(RESULT) or {"state": "running"}
-    return found
+    return dict(trial.user_attrs.get(RESULT) or {"state": "running"})
 
 
 def counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

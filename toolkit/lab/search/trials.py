@@ -92,8 +92,7 @@ def start(work: str, job: Mapping[str, Any], search: Search, folder: Path, slot:
 def read_result(folder: Path) -> Result | None:
     """Returns how a trial ended, or None if it has not."""
     with suppress(OSError, ValueError):
-        found: Result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
-        return found
+        return dict(json.loads((folder / RESULT_FILE).read_text(encoding="utf-8")))
     return None
 
 

@@ -27,8 +27,7 @@ MIN_DRAWS = 50
 
 def settings_of(trial: FrozenTrial) -> dict[str, Any]:
     """Returns the settings that a trial ended with; those of a population change."""
-    found: dict[str, Any] = result_of(trial).get("settings") or trial.params
-    return found
+    return dict(result_of(trial).get("settings") or trial.params)
 
 
 def score(search: Search, book: Book) -> dict[str, Any] | None:
@@ -71,16 +70,14 @@ def _scores_of(search: Search, trial: FrozenTrial, keep_model: bool) -> dict[str
     folder = search.folder_of(trial.number)
     file = folder / SCORE
     if file.exists():
-        known: dict[str, Any] = read_json(file)
-        return known
+        return dict(read_json(file))
     job = trials.job_of(search, overrides_of(settings_of(trial)), folder / "run")
     job |= {"keep_model": keep_model, "draws": DRAWS}
     outcome = trials.start("search_score", job, search, folder, 0)
     if outcome.error is not None:
         raise RunError(f"trial {trial.number} cannot be scored: {outcome.error}")
     write_json(file, outcome.result)
-    scores: dict[str, Any] = outcome.result
-    return scores
+    return dict(outcome.result)
 
 
 def _described(name: str, scores: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
