@@ -41,6 +41,8 @@ for name in list(os.environ):
 ROOT = Path(__file__).resolve().parents[1]
 REAL_DATA = (ROOT / "data", ROOT.parent / "shared" / "data")
 """Where public datasets may be, as `toolkit data get` makes them."""
+REAL_SETS = ("agxqa", "customer_reviews", "fashion", "multi30k", "spoken_digits")
+"""Those that tests read."""
 
 
 def pytest_collection_finish() -> None:
@@ -132,13 +134,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Returns a folder with all public datasets of the catalog."""
-    from toolkit.catalog.entries import CATALOG
-
+    """Returns a folder with the public datasets that tests read."""
     for folder in REAL_DATA:
-        if all((folder / name).is_dir() for name in CATALOG):
+        if all((folder / name).is_dir() for name in REAL_SETS):
             return folder
-    pytest.skip("no public datasets: `toolkit data get` has not made all of them in data/")
+    pytest.skip("no public datasets: `toolkit data get` has not made " + ", ".join(REAL_SETS))
 
 
 @pytest.fixture

@@ -34,9 +34,7 @@ MAX_NESTING = 4
 MAX_MODULES = 12
 SMALL_MODULE_LINES = 100
 SMALL_MODULES = {
-    "checks.first_rows": "a stage of its own",
     "checks.trainer": "a user of the Trainer looks for it",
-    "commands.predict": "loaded by name",
     "deploy.export.generating": "its source is part of the script of an export",
     "footprint.cuts": "a user looks for it",
     "optim.lamb": "loaded by name",

@@ -18,6 +18,7 @@ WITH_QUICK_FORM = sorted(
 )
 
 ONE_CASE = {
+    "bench_first_results": ["--only", "problems", "images"],
     "bench_gpu": ["--case", "qa_base"],
     "bench_guards": ["--only", "guards"],
     "bench_media": ["--case", "audio"],

@@ -22,7 +22,6 @@ from toolkit.base.errors import problems_of
 from toolkit.commands import train
 from toolkit.commands.cli import command_of
 from toolkit.commands.cli import main as toolkit_command
-from toolkit.commands.options import with_current_names
 from toolkit.config.keys import field_types, section_types
 from toolkit.lab.search.space import read_space
 from toolkit.recipe import config_file, validate
@@ -30,8 +29,8 @@ from toolkit.recipe import config_file, validate
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
 SHIPPED = sorted(ROOT.glob("recipes/configs/*/*.yaml"))
 RECIPES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("recipes/*.py")))
-WRITTEN_BY_TEST = ROOT / "CONTRIBUTING.md"
-"""Its blocks are applied and run by `test_contributing`."""
+WRITTEN_BY_TEST = (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "own.md")
+"""Their blocks are applied and run by `test_contributing` and `test_own`."""
 TUTORIALS = ROOT / "docs" / "tutorials"
 """Their commands depend on each other, and are run by `test_tutorials`."""
 
@@ -45,7 +44,7 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def pages() -> list[Path]:
-    return [page for page in PAGES if page != WRITTEN_BY_TEST and page.parent != TUTORIALS]
+    return [page for page in PAGES if page not in WRITTEN_BY_TEST and page.parent != TUTORIALS]
 
 
 def commands(program: str) -> list[str]:
@@ -123,7 +122,7 @@ def parse(name: str, arguments: list[str]) -> None:
     command = command_of(name)
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     command.add_arguments(parser)
-    parser.parse_intermixed_args(list(command.rewritten(with_current_names(name, arguments))))
+    parser.parse_intermixed_args(list(command.rewritten(arguments)))
 
 
 @pytest.mark.parametrize("command", commands("toolkit"))
@@ -317,6 +316,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
         "render_commands",
         "render_cpu",
         "render_lessons",
+        "render_python",
         "render_settings",
         "render_strategies",
         "render_switches",
@@ -329,13 +329,15 @@ def test_what_a_script_writes_into_a_page_is_that_of_the_code(script, monkeypatc
     assert page.rendered() == page.PAGE.read_text(encoding="utf-8"), f"run `python docs/{script}.py`"
 
 
-def test_the_worked_example_is_that_of_its_figures(monkeypatch) -> None:
+@pytest.mark.parametrize("name", ["text", "images"])
+def test_a_worked_example_is_that_of_its_figures(name, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     example = import_module("worked_example")
-    page, pictures = example.rendered(json.loads(example.FIGURES.read_text(encoding="utf-8")))
-    assert page == example.PAGE.read_text(encoding="utf-8"), "run `python docs/worked_example.py --render`"
-    for name, picture in pictures.items():
-        assert picture == (example.PICTURES / name).read_text(encoding="utf-8")
+    walk = example.WALKS[name]
+    page, pictures = example.rendered(walk, json.loads(example.figures_file(walk).read_text(encoding="utf-8")))
+    assert page == example.page_file(walk).read_text(encoding="utf-8"), "run `python docs/worked_example.py`"
+    for file, picture in pictures.items():
+        assert picture == (example.PICTURES / file).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
@@ -54,18 +55,33 @@ def test_the_effect_of_mixed_precision() -> None:
     assert factors(text) == [round(after["step"]["step_seconds"]["value"], 2)]
 
 
-def test_the_steps_of_the_worked_example_are_those_of_its_runs() -> None:
-    variants = read(ROOT / "docs" / "worked_example.json")["variants"]
-    for before, after in itertools.pairwise(variants):
-        assert before["seeds"].keys() == after["seeds"].keys()
-        pairs = [(before["seeds"][seed], after["seeds"][seed]) for seed in after["seeds"]]
-        changes = [new["eval_accuracy"] - old["eval_accuracy"] for old, new in pairs]
-        assert after["step"]["eval_accuracy"]["value"] == pytest.approx(fmean(changes))
-        for name in ("train_peak", "step_seconds"):
-            ratios = [new[name] / old[name] for old, new in pairs]
-            change = after["step"][name]
-            assert change["value"] == pytest.approx(geometric_mean(ratios))
-            assert change["low"] <= change["value"] <= change["high"]
+@pytest.mark.parametrize(
+    ("file", "ratios"),
+    [
+        ("worked_example", ("train_peak", "step_seconds")),
+        ("worked_example_images", ("train_peak", "step_seconds", "train_seconds")),
+    ],
+)
+def test_the_steps_of_a_worked_example_are_those_of_its_runs(file, ratios) -> None:
+    found = read(ROOT / "docs" / f"{file}.json")
+    for part in (found, *([found["transfer"]] if "transfer" in found else [])):
+        for before, after in itertools.pairwise(part["variants"]):
+            assert before["seeds"].keys() == after["seeds"].keys()
+            pairs = [(before["seeds"][seed], after["seeds"][seed]) for seed in after["seeds"]]
+            changes = [new["eval_accuracy"] - old["eval_accuracy"] for old, new in pairs]
+            assert after["step"]["eval_accuracy"]["value"] == pytest.approx(fmean(changes))
+            for name in ratios:
+                change = after["step"][name]
+                assert change["value"] == pytest.approx(geometric_mean([new[name] / old[name] for old, new in pairs]))
+                assert change["low"] <= change["value"] <= change["high"]
+
+
+def test_the_rates_of_the_image_example_are_those_of_its_range_test(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    found = read(ROOT / "docs" / "worked_example_images.json")
+    rates = import_module("worked_example").rates_of(found)
+    used = [variant["settings"]["train.learning_rate"] for variant in found["variants"]]
+    assert used == ["5e-5", rates["plain"], rates["one_cycle"], *[rates["plain"]] * 3]
 
 
 def test_the_gains_on_a_cpu() -> None:

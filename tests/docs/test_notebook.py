@@ -1,4 +1,4 @@
-"""The notebook of the worked example: from the committed figures, in Jupyter's format, with code that works."""
+"""The notebooks of the worked examples: from the committed figures, in Jupyter's format, with code that works."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,56 +19,79 @@ from runs import shipped
 from toolkit.commands.cli import command_of
 from toolkit.recipe import validate
 
-FILE = ROOT / "docs" / "worked_example.ipynb"
-NOTEBOOK: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-CELLS: list[dict[str, Any]] = NOTEBOOK["cells"]
-CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
+FILES = {name: ROOT / "docs" / f"{name}.ipynb" for name in ("worked_example", "worked_example_images")}
+Cell = dict[str, Any]
 
 
-def source(cell: dict[str, Any]) -> str:
+def source(cell: Cell) -> str:
     return "".join(cell["source"])
+
+
+def cells_of(file: Path) -> list[Cell]:
+    cells: list[Cell] = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    return cells
+
+
+@pytest.fixture(params=FILES)
+def file(request) -> Path:
+    """Returns a notebook."""
+    return FILES[request.param]
+
+
+@pytest.fixture
+def cells(file) -> list[Cell]:
+    return cells_of(file)
+
+
+@pytest.fixture
+def code(cells) -> list[Cell]:
+    """Returns the cells with code of a notebook."""
+    return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
 def commands() -> Iterator[list[str]]:
     """Yields the words of each shell command, without variables before it."""
-    for cell in CODE:
+    for cell in (cell for file in FILES.values() for cell in cells_of(file) if cell["cell_type"] == "code"):
         for line in source(cell).replace("\\\n", "").splitlines():
             if line.startswith("!"):
                 words = shlex.split(line[1:])
                 yield words[1:] if "=" in words[0] else words
 
 
-def test_it_is_that_of_the_figures(monkeypatch) -> None:
+@pytest.mark.parametrize("name", ["text", "images"])
+def test_it_is_that_of_the_figures(name, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     example = import_module("worked_example")
-    found = json.loads(example.FIGURES.read_text(encoding="utf-8"))
-    written = FILE.read_text(encoding="utf-8")
-    assert example.notebook(found) == written, "run `python docs/worked_example.py --render`"
+    walk = example.WALKS[name]
+    found = json.loads(example.figures_file(walk).read_text(encoding="utf-8"))
+    written = example.notebook_file(walk).read_text(encoding="utf-8")
+    assert example.notebook(walk, found) == written, "run `python docs/worked_example.py`"
 
 
-def test_it_has_the_format_of_jupyter() -> None:
-    assert NOTEBOOK.keys() == {"cells", "metadata", "nbformat", "nbformat_minor"}
-    assert (NOTEBOOK["nbformat"], NOTEBOOK["nbformat_minor"]) == (4, 5)
-    names = [cell["id"] for cell in CELLS]
+def test_it_has_the_format_of_jupyter(file, cells, code) -> None:
+    notebook = json.loads(file.read_text(encoding="utf-8"))
+    assert notebook.keys() == {"cells", "metadata", "nbformat", "nbformat_minor"}
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    names = [cell["id"] for cell in cells]
     assert len(set(names)) == len(names) > 10
     assert all(name.replace("-", "").isalnum() and len(name) <= 64 for name in names)
     common = {"cell_type", "id", "metadata", "source"}
-    for cell in CELLS:
-        assert cell.keys() == (common | {"execution_count", "outputs"} if cell in CODE else common)
+    for cell in cells:
+        assert cell.keys() == (common | {"execution_count", "outputs"} if cell in code else common)
         assert all(line.endswith("\n") for line in cell["source"][:-1])
         assert not source(cell).endswith("\n")
-    for output in (output for cell in CODE for output in cell["outputs"]):
+    for output in (output for cell in code for output in cell["outputs"]):
         assert output.keys() == {"output_type", "name", "text"}
         assert (output["output_type"], output["name"]) == ("stream", "stdout")
-    counts = [cell["execution_count"] for cell in CODE if cell["execution_count"] is not None]
+    counts = [cell["execution_count"] for cell in code if cell["execution_count"] is not None]
     assert counts == list(range(1, len(counts) + 1))
 
 
-def test_its_python_runs_and_prints_what_is_shown(monkeypatch) -> None:
+def test_its_python_runs_and_prints_what_is_shown(code, monkeypatch) -> None:
     monkeypatch.chdir(ROOT / "docs")  # where Jupyter starts
     names: dict[str, Any] = {}
     shown = 0
-    for cell in CODE:
+    for cell in code:
         if source(cell).startswith("!"):
             assert (cell["outputs"], cell["execution_count"]) == ([], None)
             continue
@@ -77,8 +101,9 @@ def test_its_python_runs_and_prints_what_is_shown(monkeypatch) -> None:
         assert printed.getvalue() == "".join(line for output in cell["outputs"] for line in output["text"])
         assert all(len(line) <= 80 for line in printed.getvalue().splitlines())
         shown += bool(printed.getvalue())
-    assert all(len(line) <= 120 for cell in CODE for line in cell["source"])
-    assert shown == len(names["found"]["variants"])  # all figures, and the effect of each change
+    assert all(len(line) <= 120 for cell in code if not source(cell).startswith("!") for line in cell["source"])
+    found = names["found"]  # all figures, and the effect of each change
+    assert shown == len(found["variants"]) + len(found.get("transfer", {}).get("variants", ()))
 
 
 @pytest.mark.parametrize("words", list(commands()), ids=" ".join)
@@ -96,8 +121,8 @@ def test_its_commands_are_those_of_the_toolkit(words: list[str], monkeypatch) ->
     assert overrides[-1].startswith("output_dir=outputs/")
 
 
-def test_its_pictures_exist() -> None:
-    text = "\n".join(source(cell) for cell in CELLS if cell not in CODE)
+def test_its_pictures_exist(file, cells, code) -> None:
+    text = "\n".join(source(cell) for cell in cells if cell not in code)
     pictures = [part.partition(")")[0] for part in text.split("](")[1:]]
     assert len(pictures) > 3
-    assert [name for name in pictures if not (FILE.parent / name).is_file()] == []
+    assert [name for name in pictures if not (file.parent / name).is_file()] == []

@@ -64,7 +64,7 @@ def run(server: ForkServer, folder: Path, layout: str, *more: str, **arguments: 
     (folder / "run").mkdir(parents=True, exist_ok=True)
     arm = {rank: [("arm", {"roots": [str(folder / "run")], **arguments})]} if arguments else {}
     return server.run(
-        argv(folder / "run", *SHORT, *settings, *more, processes=processes),
+        argv(folder / "run", *SHORT, *settings, *more),
         processes=processes,
         hooks=[*QUICK, logging_rows(folder)],
         rank_hooks=arm,

@@ -50,7 +50,7 @@ def in_phase(server: ForkServer, folder: Path, layout: str, phase: str, seconds:
     processes, settings = LAYOUTS[layout]
     place, call = PHASES[phase]
     hooks = [*QUICK, ("slow", {"place": place, "seconds": seconds, "call": call})]
-    started = server.start(argv(folder / "run", *settings, processes=processes), processes=processes, hooks=hooks)
+    started = server.start(argv(folder / "run", *settings), processes=processes, hooks=hooks)
     # A phase of the first process alone is entered by one, any other by all.
     assert started.until(lambda: f"in {place}" in started.output()), started.output()
     return started
@@ -61,7 +61,7 @@ def references(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> 
     found = {}
     for layout, (processes, settings) in LAYOUTS.items():
         found[layout] = tmp_path_factory.mktemp(layout) / "run"
-        command = argv(found[layout], *settings, processes=processes)
+        command = argv(found[layout], *settings)
         ended = server.run(command, processes=processes, hooks=QUICK)
         assert not any(ended.codes), ended.output
     return found
@@ -74,7 +74,7 @@ def problems_after(server: ForkServer, folder: Path, layout: str, phase: str, re
     wrong = [f"{path.name}: {problem}" for path in saved for problem in verify(path)]
     if not saved and phase not in BEFORE_TRAINING:
         wrong.append("nothing was saved")
-    again = argv(folder / "run", *settings, RESUME, processes=processes)
+    again = argv(folder / "run", *settings, RESUME)
     ended = server.run(again, processes=processes, hooks=QUICK)
     return wrong + ([ended.output] if any(ended.codes) else differences(reference, folder / "run"))
 

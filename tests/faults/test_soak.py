@@ -67,7 +67,7 @@ class Reference:
 
 
 def command(kind: Kind, folder: Path, *more: str) -> list[str | Path]:
-    return argv(folder / "run", *kind.settings, *more, processes=kind.processes, recipe=kind.recipe)
+    return argv(folder / "run", *kind.settings, *more, recipe=kind.recipe)
 
 
 def reference(server: ForkServer, kind: Kind, folder: Path) -> Reference:

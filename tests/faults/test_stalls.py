@@ -35,7 +35,7 @@ def stopped_in(server: ForkServer, folder: Path, layout: str, phase: str, rank: 
     place, call = PHASES[phase]
     slow = ("slow", {"place": place, "seconds": 1.0, "call": call})
     settings = (*LAYOUTS[layout], f"train.heartbeat_timeout={HEARTBEAT_SECONDS}")
-    command = argv(folder / "run", *settings, processes=2)
+    command = argv(folder / "run", *settings)
     started = server.start(command, processes=2, hooks=QUICK, rank_hooks={rank: [slow]})
     assert started.until(lambda: f"in {place}" in started.output()), started.output()
     started.signal(signal.SIGSTOP, [rank])
@@ -46,7 +46,7 @@ def test_a_stopped_rank_is_named_and_the_run_ends_in_time(server, faults: Faults
     wrong = []
     for number, (layout, phase, rank) in enumerate(faults.sample(CASES, least=2)):
         folder, where = tmp_path / str(number), f"rank {rank} stopped in {phase}, {layout}"
-        reference = server.run(argv(tmp_path / layout / "run", *LAYOUTS[layout], processes=2), processes=2, hooks=QUICK)
+        reference = server.run(argv(tmp_path / layout / "run", *LAYOUTS[layout]), processes=2, hooks=QUICK)
         assert not any(reference.codes) or number, reference.output
         started = stopped_in(server, folder, layout, phase, rank)
         faults.count("stalls")
@@ -62,7 +62,7 @@ def test_a_stopped_rank_is_named_and_the_run_ends_in_time(server, faults: Faults
         stacks = folder / "run" / "stacks"
         found += [] if stacks.is_dir() and any(stacks.iterdir()) else ["there are no stacks"]
         shutil.rmtree(stacks, ignore_errors=True)  # which are not part of the result
-        again = server.run(argv(folder / "run", *LAYOUTS[layout], RESUME, processes=2), processes=2, hooks=QUICK)
+        again = server.run(argv(folder / "run", *LAYOUTS[layout], RESUME), processes=2, hooks=QUICK)
         found += [again.output] if any(again.codes) else differences(tmp_path / layout / "run", folder / "run")
         wrong += faults.wrong([f"{where}: {each}" for each in found])
     assert not wrong, "\n".join(wrong)

@@ -21,7 +21,7 @@ STILL = ("data.max_train_samples=24", "train.num_train_epochs=2", "train.per_dev
 """Short runs without random numbers but the order of the rows."""
 NEAR = {"no": 1e-3, "bf16": 5e-2, "fp16": 1e-2}
 """Relative difference of losses between devices or kernels, by precision; convolutions round to TF32."""
-SHORT = ("--config", "smoke", "--output-dir")
+SHORT = ("--config", "smoke", "--output")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shlex
@@ -9,15 +10,20 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from commands import run_command
-from deployed import docker_commands, given, stages
+from deployed import docker_commands, given, in_images, stages
 from launching import ROOT
 from packages import content
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from runs import train
+
+from toolkit.commands.cli import command_of
 
 FINAL = ("cpu", "cuda")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -115,7 +121,7 @@ def test_the_requirements_are_those_of_the_project_and_pinned(tmp_path: Path) ->
 
 
 def test_the_page_about_images_builds_and_runs_what_there_is() -> None:
-    builds = docker_commands("build")
+    builds = [words for words in docker_commands("build") if "--target" in words]
     assert {words[words.index("--target") + 1] for words in builds} == set(FINAL)
     assert all(f"finetune-toolkit:{words[words.index('--target') + 1]}" in words for words in builds)
     images = {word for words in docker_commands("run") for word in words if word.startswith("finetune-toolkit:")}
@@ -138,3 +144,53 @@ def test_its_wheel_is_that_of_the_repository(wheel: Path, tmp_path: Path) -> Non
     subprocess.run([sys.executable, "-m", *shlex.split(step)], cwd=folder, check=True, capture_output=True)
     (built,) = (folder / "dist").glob("*.whl")
     assert content(built) == content(wheel)
+
+
+SERVED = {
+    name: [text for each, text in stages("deploy/serve.Dockerfile")["finetune-toolkit:cpu"] if each == name]
+    for name in ("FROM", "WORKDIR", "COPY", "HEALTHCHECK", "CMD", "EXPOSE")
+}
+"""Instructions of the image with a run inside."""
+
+
+def test_the_image_that_serves_a_run_has_all_that_is_read(tmp_path: Path, capsys) -> None:
+    train("reviews", tmp_path / "run", "train.max_steps=1", "data.max_train_samples=8", "data.max_eval_samples=4")
+    (place,) = SERVED["WORKDIR"]
+    inside = tmp_path / place.strip("/")
+    inside.mkdir(parents=True)
+    for text in SERVED["COPY"]:
+        *sources, target = shlex.split(text)
+        for source in sources:
+            whole = tmp_path / "run" / source
+            (shutil.copytree if whole.is_dir() else shutil.copy)(whole, inside / target)
+    shutil.rmtree(tmp_path / "run")
+    assert run_command("predict", inside, "--input-text", "A fine pair of boots.") == 0
+    assert "prediction: " in capsys.readouterr().out
+    serving = [json.loads(SERVED["CMD"][-1]), *(words[1:] for words in in_images() if words[1] == "serve")]
+    assert len(serving) == 2
+    for words in serving:
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        command_of("serve").add_arguments(parser)
+        parsed = parser.parse_intermixed_args(words[1:])
+        assert (parsed.run, parsed.host, [str(parsed.port)]) == (place, "0.0.0.0", SERVED["EXPOSE"])
+    assert "serve" in given("requirements", "ARG")[0]
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_the_health_check_is_that_of_the_server(status: int) -> None:
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Health) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        _, _, check = SERVED["HEALTHCHECK"][0].partition("CMD ")
+        python, *words = json.loads(check.replace(f":{SERVED['EXPOSE'][0]}/", f":{server.server_port}/"))
+        assert python == "python"
+        done = subprocess.run([sys.executable, *words], capture_output=True, check=False)
+        server.shutdown()
+    assert done.returncode == (0 if status == 200 else 1)

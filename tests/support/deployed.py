@@ -31,9 +31,9 @@ def the_pod() -> dict[str, Any]:
 
 
 @cache
-def stages() -> dict[str, list[Instruction]]:
-    """Returns the instructions of each stage of the Dockerfile, `FROM` included, with the values of early arguments."""
-    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+def stages(file: str = "Dockerfile") -> dict[str, list[Instruction]]:
+    """Returns the instructions of each stage of a Dockerfile, `FROM` included, with the values of early arguments."""
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#")).replace("\\\n", " ")
     found: dict[str, list[Instruction]] = {}
     early: dict[str, str] = {}
@@ -41,7 +41,7 @@ def stages() -> dict[str, list[Instruction]]:
         name, _, rest = line.strip().partition(" ")
         if name == "FROM":
             rest = re.sub(r"\$\{(\w+)\}", lambda match: early[match[1]], rest)
-            found[rest.split(" AS ")[1]] = []
+            found[rest.split(" AS ")[-1]] = []
         elif not found:
             assert name == "ARG"
             key, _, value = rest.partition("=")
@@ -75,6 +75,11 @@ def docker_commands(name: str) -> list[list[str]]:
 
 def docker_trainings() -> list[str]:
     """Returns the trainings that are run in an image, as one would type them without it."""
-    runs = docker_commands("run")
+    return [shlex.join(words) for words in in_images() if words[1] == "train"]
+
+
+def in_images() -> list[list[str]]:
+    """Returns the words of the commands that are run in an image of the toolkit, as one would type them without it."""
+    runs = [words for words in docker_commands("run") if any(word.startswith("finetune-toolkit:") for word in words)]
     starts = [next(i for i, word in enumerate(words) if word.startswith("finetune-toolkit:")) for words in runs]
-    return [shlex.join(["toolkit", *words[start + 1 :]]) for words, start in zip(runs, starts, strict=True)]
+    return [["toolkit", *words[start + 1 :]] for words, start in zip(runs, starts, strict=True)]

@@ -30,7 +30,7 @@ for folder, file in list(zip(sys.argv[2::2], sys.argv[3::2])):
 
 def exported(run: Path, folder: Path) -> Path:
     """Returns a folder with the files of the exported zip."""
-    assert run_command("export", run, "--format", "zip", "--output", folder / "colleague.zip") == 0
+    assert run_command("export", run, "--format", "zip", "--overwrite", "--output", folder / "colleague.zip") == 0
     with zipfile.ZipFile(folder / "colleague.zip") as zipped:
         zipped.extractall(folder / "unzipped")
     return folder / "unzipped"
@@ -48,7 +48,7 @@ def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
 def toolkit_answers(run: Path, file: Path) -> list[dict[str, str]]:
     """Returns the rows that `toolkit predict` writes."""
     output = file.with_suffix(".answers.csv")
-    assert run_command("predict", run, "--input", file, "--output", output) == 0
+    assert run_command("predict", run, "--input", file, "--output", output, "--overwrite") == 0
     return read_table(output)
 
 

@@ -21,13 +21,13 @@ RESUME = "checkpoint.resume=auto"
 QUICK: tuple[Hook, ...] = (("no_prediction", {}),)
 
 
-def argv(output: Path, *overrides: str, processes: int = 1, recipe: str = "reviews") -> list[str | Path]:
+def argv(output: Path, *overrides: str, recipe: str = "reviews") -> list[str | Path]:
     """Returns the command line of a small run; windows have 4 rows on any number of processes."""
     file = ROOT / "recipes" / f"{recipe}.py"
     config = ROOT / "recipes" / "configs" / recipe / "smoke.yaml"
     small = SMALL if recipe == "reviews" else [each for each in SMALL if not each.startswith(("model.", "task."))]
-    accumulation = f"train.gradient_accumulation_steps={PER_STEP // BATCH // processes}"
-    return [file, "--config", config, *small, accumulation, *overrides, f"output_dir={output}"]
+    window = f"train.global_batch_size={PER_STEP}"
+    return [file, "--config", config, *small, window, *overrides, f"output_dir={output}"]
 
 
 def logging_rows(folder: Path) -> Hook:

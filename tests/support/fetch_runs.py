@@ -65,8 +65,8 @@ def main(root: str, config: str, run: str, fetched: str) -> None:
 
         for command in (
             ["train", "reviews", "--config", config, f"output_dir={run}"],
-            ["fetch", "reviews", "--config", config, "--to", fetched, "--prepare"],
-            ["fetch", "reviews", "--config", config, "--to", fetched],
+            ["fetch", "reviews", "--config", config, "--output", fetched, "--prepare"],
+            ["fetch", "reviews", "--config", config, "--output", fetched],
         ):
             hub.asked.clear()
             try:

@@ -122,23 +122,29 @@ def fork_trials(
 
 
 def run(
-    command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 600, check: bool = True
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 600,
+    check: bool = True,
+    folder: Path = ROOT,
 ) -> CompletedProcess[str]:
-    """Runs a command of Python in the repository's root; see `begin`.
+    """Runs a command of Python in a folder; see `begin`.
 
     Args:
         command: the command and its arguments.
         env: environment variables to add.
         timeout: seconds after which the command and its child processes are killed.
         check: whether to fail on exit codes other than 0.
+        folder: the folder, by default the repository's root.
 
     Raises:
         AssertionError: after a timeout or a failure, with the complete output.
     """
     # Files instead of pipes: a worker that outlives its launcher would keep a pipe open.
-    with tempfile.TemporaryDirectory(dir=TEMPORARY) as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        process = begin(command, out, errors=err, env=env)
+    with tempfile.TemporaryDirectory(dir=TEMPORARY) as logs:
+        out, err = Path(logs, "out"), Path(logs, "err")
+        process = begin(command, out, errors=err, env=env, folder=folder)
         try:
             process.wait(timeout)
             ended = True

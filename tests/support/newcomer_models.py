@@ -68,6 +68,17 @@ def save_language_model(folder: Path) -> None:
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
+def save_chat_model(folder: Path) -> None:
+    """Saves a causal language model whose tokenizer has a chat template."""
+    save_language_model(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = (
+        "{% for turn in messages %}{{ turn.role }} : {{ turn.content }} {{ eos_token }} {% endfor %}"
+        "{% if add_generation_prompt %}assistant : {% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+
+
 def _plain_tokenizer(texts: Sequence[str]) -> transformers.PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -82,5 +93,6 @@ SAVE = {
     "audio": save_audio_model,
     "translation": save_translation_model,
     "language": save_language_model,
+    "chat": save_chat_model,
 }
 """Functions that save each kind of model into a folder."""

@@ -25,7 +25,9 @@ from toolkit.base.errors import InputError
 from toolkit.recipe import load_settings, load_task_type
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = ("tracking.logging_steps=1", "data.max_eval_samples=23")
+BY_SPLIT = ("train.global_batch_size=null", "train.gradient_accumulation_steps=2")
+"""Settings with which a test's micro-batch size, accumulation and processes make the window."""
+SMALL = (*BY_SPLIT, "tracking.logging_steps=1", "data.max_eval_samples=23")
 TINY = (
     "model.from_config.hidden_size=32",
     "model.from_config.intermediate_size=48",
@@ -80,7 +82,7 @@ def train(
     tiny = SIZES.get(config, TINY) if sizes is None else sizes
     if any(override.startswith("model.name_or_path=") for override in overrides):
         tiny = [override for override in tiny if not override.startswith("model.from_config.")]
-    settings = [*tiny, *overrides, f"output_dir={output_dir}"]
+    settings = [*BY_SPLIT, *tiny, *overrides, f"output_dir={output_dir}"]
     return train_recipe(recipe, file, *settings, double=double, predict_memory=predict_memory, observer=observer)
 
 
@@ -147,6 +149,11 @@ def lines(output_dir: Path, having: str = "step") -> list[dict[str, Any]]:
 def predictions(output_dir: Path) -> list[dict[str, Any]]:
     """Returns the lines of `predictions.jsonl`."""
     return [json.loads(line) for line in (output_dir / "predictions.jsonl").read_text().splitlines()]
+
+
+def without_rows(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns lines of `predictions` without the numbers of their rows, which depend on the format of the file."""
+    return [{name: value for name, value in line.items() if name != "row"} for line in lines]
 
 
 def assert_same_weights(one: Path, other: Path) -> None:

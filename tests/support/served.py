@@ -120,7 +120,7 @@ CASES = {
     "chat": Case(
         "language_modeling/smoke_chat",
         [{"messages": TALK}, {"messages": [*TALK, {"role": "assistant", "content": "Well."}, TALK[0]]}],
-        [({"messages": "hello"}, "messages", "not a list"), ({"messages": []}, "messages", "")],
+        [({"messages": 5}, "messages", "not a list"), ({"messages": []}, "messages", "")],
         ("task.max_new_tokens=4",),
     ),
 }
@@ -159,7 +159,7 @@ def predicted(case: Case, run: Path, folder: Path) -> list[dict[str, Any]]:
         rows = [{column: name} for name in names]
     file, output = folder / "rows.jsonl", folder / "answers.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    assert run_command("predict", run, "--input", file, "--output", output) == 0
+    assert run_command("predict", run, "--input", file, "--output", output, "--overwrite") == 0
     written = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     names = toolkit.load(run).task.answer_columns
     return [{name: row[name] for name in names} for row in written]
