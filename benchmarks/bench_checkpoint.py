@@ -75,7 +75,7 @@ def toolkit(model: str, rows: str, folder: str, background: bool, saves: int) ->
     overrides = [
         "model.from_config=null", f"model.name_or_path={model}", f"data.train_file={rows}", "data.validation_file=null",
         "data.validation_split=0", "data.max_train_samples=null", "data.max_eval_samples=null", "eval.eval_steps=null",
-        "train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=1", "train.optim=adamw_torch_fused",
+        "train.global_batch_size=2", "train.optim=adamw_torch_fused",
         f"train.max_steps={saves * EVERY + EVERY - 1}", f"checkpoint.save_steps={EVERY}", "task.max_length=64",
         "checkpoint.save_total_limit=1", f"checkpoint.async_save={str(background).lower()}", f"output_dir={folder}",
     ]  # fmt: skip

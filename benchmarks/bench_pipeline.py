@@ -25,8 +25,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 RECIPE = ROOT / "recipes" / "language_modeling.py"
 SETTINGS = (
     "model.from_config.hidden_size=256", "model.from_config.intermediate_size=512",
-    "model.from_config.num_hidden_layers=8", "train.per_device_train_batch_size=4", "train.num_train_epochs=50",
-    "eval.eval_steps=null", "checkpoint.save_steps=null", "data.max_eval_samples=8",
+    "model.from_config.num_hidden_layers=8", "train.global_batch_size=null", "train.per_device_train_batch_size=4",
+    "eval.eval_steps=null", "checkpoint.save_steps=null", "data.max_eval_samples=8", "train.num_train_epochs=50",
 )  # fmt: skip
 
 

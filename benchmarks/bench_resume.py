@@ -86,7 +86,7 @@ def settings_of(file: Path, rows: int, step: int) -> list[str]:
     return [
         f"data.train_file={file}", "data.validation_file=null", "data.validation_split=0",
         "model.from_config.hidden_size=32", "model.from_config.intermediate_size=32", "task.max_length=16",
-        "train.per_device_train_batch_size=1", "train.gradient_accumulation_steps=1", "train.num_train_epochs=1",
+        "train.global_batch_size=1", "train.num_train_epochs=1",
         "train.lr_scheduler_type=constant", "train.warmup_steps=0", f"train.max_steps={rows}", "eval.eval_steps=null",
         f"checkpoint.save_steps={step}", "tracking.logging_steps=1",
     ]  # fmt: skip

@@ -50,7 +50,7 @@ OF_THE_ACCOUNT = (".local/state/finetune-toolkit", ".cache/matplotlib")
 def arguments(tool: str, configuration: str) -> list[str]:
     """Returns the command line of a tool, after `toolkit`."""
     recipe, _, config = configuration.partition("/")
-    given = [recipe, "--config", config, "--output-dir", OUTPUT, *TOOLS[tool]]
+    given = [recipe, "--config", config, "--output", OUTPUT, *TOOLS[tool]]
     if tool == "plan":
         given = [recipe, "--config", config, "--output", f"{OUTPUT}/plan.json"]
     if tool == "certify":

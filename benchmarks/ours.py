@@ -15,7 +15,10 @@ from toolkit.api.training import Callback
 if TYPE_CHECKING:
     pass
 
-STEPS_ONLY = ("checkpoint.save_steps=null", "eval.eval_steps=null", "data.validation_split=0")
+STEPS_ONLY = (
+    *("checkpoint.save_steps=null", "eval.eval_steps=null", "data.validation_split=0"),
+    "train.global_batch_size=null",  # benchmarks state the rows of each process
+)
 """Only steps: no evaluation, no checkpoints."""
 
 

@@ -31,7 +31,7 @@ AROUND = 4
 """Factor by which the range of learning rates goes below and above the one that was found."""
 SPACE = """\
 train.learning_rate: {{low: {low:.2g}, high: {high:.2g}, log: true}}
-train.per_device_train_batch_size: [8, 16, 32]
+train.global_batch_size: [8, 16, 32]
 train.weight_decay: [0.0, 0.01, 0.1]
 train.warmup_steps: [0.0, 0.1, 0.3]
 """
@@ -54,7 +54,7 @@ def run(tool: str, folder: Path, arguments: Sequence[str], options: Any) -> tupl
     output = folder / tool
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "cache"),
                    "OMP_NUM_THREADS": str(options.threads)}  # fmt: skip
-    command = [sys.executable, "-m", "toolkit", tool, "reviews", "--config", DATASET, "--output-dir", str(output)]
+    command = [sys.executable, "-m", "toolkit", tool, "reviews", "--config", DATASET, "--output", str(output)]
     begin = time.perf_counter()
     done = subprocess.run(
         [*command, *arguments, *settings(options)], cwd=folder, env=environment, stdout=subprocess.PIPE,
