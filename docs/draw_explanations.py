@@ -35,12 +35,12 @@ SPLITS = {
 ROWS, CELL = 20, 20
 MODEL = ("model.from_config.num_hidden_layers=8", "model.from_config.hidden_size=256", "task.block_size=64",
          "model.from_config.intermediate_size=1024", "train.per_device_train_batch_size=16",
-         "train.gradient_accumulation_steps=1")  # fmt: skip
+         "train.global_batch_size=16")  # fmt: skip
 SAVINGS = {
     "AdamW, float32, micro-batch of 16": (),
     "train.mixed_precision=bf16": ("train.mixed_precision=bf16",),
     "train.activation_checkpointing=full": ("train.activation_checkpointing=full",),
-    "micro-batches of 4": ("train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=4"),
+    "micro-batches of 4": ("train.per_device_train_batch_size=4",),
     "train.optim=adafactor": ("train.optim=adafactor",),
 }
 """Settings of each bar, by its title."""

@@ -103,6 +103,16 @@ def sides(cases: Mapping[str, Result]) -> str:
     return table(header, rows, marked_up=True)
 
 
+def both_scores(cases: Mapping[str, Result]) -> str:
+    """Returns the table of the scores of two sides, seed by seed."""
+    names = list(next(iter(cases.values()))["scores"])
+    rows = [
+        [line(name), line(case["metric"]), *(spread(case["scores"][side]) for side in names)]
+        for name, case in cases.items()
+    ]
+    return table(["case", "score", *map(line, names)], rows, marked_up=True)
+
+
 def section(file: str, page: Result) -> str:
     """Returns the section of a benchmark: its cases, the check of its losses, and the machine."""
     cases = page.get("cases") or {page.get("case", page["title"]): page}
@@ -118,6 +128,8 @@ def section(file: str, page: Result) -> str:
             for name, case in cases.items()
             if "compared" in case
         ]
+    if all("scores" in case for case in cases.values()):
+        parts.append(both_scores(cases))
     if any("rows_per_second" in case for case in cases.values()):
         parts.append(sides(cases))
     if all("each" in case for case in cases.values()):

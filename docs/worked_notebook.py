@@ -1,4 +1,4 @@
-"""The worked example as a notebook: `python docs/worked_example.py --render` writes it with the page.
+"""A walk-through as a notebook: `python docs/worked_example.py` writes it with the page.
 
 Cells that train are shown as they are typed; only cells that read the measured figures are run, and their outputs kept.
 """
@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from worked_walks import Walk
+
 ROOT = Path(__file__).resolve().parents[1]
 
 WHERE = """import os
@@ -21,66 +23,88 @@ from pathlib import Path
 if not Path("recipes").is_dir():
     os.chdir("..")  # Jupyter starts in the folder of the notebook; the commands are for the root of the repository
 """
-FIGURES = """import json
+FIGURES = '''import json
 
-found = json.loads(Path("docs/worked_example.json").read_text())
-titles = {"train_peak": "peak memory", "step_seconds": "step", "eval_accuracy": "accuracy"}
-print(f"{'training':44}{'peak memory':>12}{'step':>10}{'accuracy':>10}")
-for number, variant in enumerate(found["variants"], 1):
-    name = variant["name"] if number > 1 else "baseline"
-    memory, seconds, accuracy = (variant["figures"][each]["value"] for each in titles)
-    print(f"{number} {name:42}{memory / 2**20:>8.0f} MiB{seconds:>8.3f} s{accuracy:>10.4f}")
-"""
-EFFECT = '''def effect(number):
+found = json.loads(Path("docs/{file}.json").read_text())
+titles = {titles}
+
+
+def shown(name, value):
+    """Returns a figure with its unit."""
+    if name == "train_peak":
+        return f"{{value / 2**20:.0f}} MiB"
+    return f"{{value:.4f}}" if name == "eval_accuracy" else f"{{value:.3f}} s"
+
+
+def table(variants):
+    """Prints the figures of trainings."""
+    print(f"{{'training':24}}" + "".join(f"{{title:>13}}" for title in titles.values()))
+    for number, variant in enumerate(variants, 1):
+        values = (shown(name, variant["figures"][name]["value"]) for name in titles)
+        print(f"{{number}} {{variant['title']:22}}" + "".join(f"{{value:>13}}" for value in values))
+
+
+table(found["variants"])
+'''
+EFFECT = '''def effect(variant):
     """Prints what changed since the training before; ~ marks a change that could be chance."""
     for name, title in titles.items():
-        change = found["variants"][number - 1]["step"][name]
+        change = variant["step"][name]
         none, form = (0, "{:+.3f}") if name == "eval_accuracy" else (1, "x{:.2f}")
         value, low, high = (form.format(change[each]) for each in ("value", "low", "high"))
         chance = "~" if change["low"] <= none <= change["high"] else " "
         print(f"{title:12}{chance} {value:>7}  ({low} to {high})")
 
 
-effect(2)
+effect(found["variants"][1])
 '''
 
 
 def rendered(
+    walk: Walk,
     found: Mapping[str, Any],
     introduction: Sequence[str],
     conclusion: Sequence[str],
     commands: Sequence[str],
-    steps: Sequence[tuple[str, str]],
 ) -> str:
     """Returns the notebook in Jupyter's format 4.5.
 
     Args:
-        found: figures of the comparison (docs/worked_example.json).
+        walk: the walk-through.
+        found: figures of its comparisons.
         introduction: paragraphs before the figures, the title first.
         conclusion: paragraphs after them.
         commands: what measures all figures.
-        steps: title and reason of each training after the first.
     """
-    baseline, *trainings = (f"{variant['command']} output_dir=outputs/worked" for variant in found["variants"])
+    folder = f"outputs/{walk.file.replace('_', '-')}-step"
+    baseline, *trainings = (f"{variant['command']} output_dir={folder}" for variant in found["variants"])
     notebook = _Notebook()
     notebook.text("introduction", *introduction)
     notebook.run("where", WHERE)
     notebook.text(
         "measure",
         "## Measure",
-        "These commands measure everything again, and `python docs/worked_example.py` then writes the figures anew; "
-        "they need a network once. Without them, the cells below show the figures that come with the notebook.",
+        "These commands measure everything again (`python docs/worked_example.py --run` runs them and writes the "
+        "figures anew); they need a network once. Without them, the cells below show the figures that come with the "
+        "notebook.",
     )
     notebook.show("compare", *commands)
     notebook.text("figures", "## Figures")
-    notebook.run("figures-code", FIGURES)
+    titles = json.dumps(dict(walk.names), indent=4).replace('"\n}', '",\n}')
+    notebook.run("figures-code", FIGURES.format(file=walk.file, titles=titles))
     notebook.text("conclusion", *conclusion)
     notebook.text("baseline", "## Step by step", "Each of these commands trains once. The baseline:")
     notebook.show("train-1", f"{baseline}-1")
-    for number, ((title, why), training) in enumerate(zip(steps, trainings, strict=True), 2):
-        notebook.text(f"step-{number}", f"### {title}", why)
+    for number, (change, training) in enumerate(zip(walk.main.changes, trainings, strict=True), 2):
+        notebook.text(f"step-{number}", f"### {change.title}", change.why)
         notebook.show(f"train-{number}", f"{training}-{number}")
-        notebook.run(f"effect-{number}", EFFECT if number == 2 else f"effect({number})\n")
+        notebook.run(f"effect-{number}", EFFECT if number == 2 else f'effect(found["variants"][{number - 1}])\n')
+    if walk.transfer:
+        notebook.text("transfer", "## Transfer", walk.transfer_lead)
+        notebook.run("transfer-table", 'table(found["transfer"]["variants"])\n')
+        for number, change in enumerate(walk.transfer.changes, 1):
+            notebook.text(f"transfer-{number}", f"### {change.title}", change.why)
+            notebook.run(f"transfer-effect-{number}", f'effect(found["transfer"]["variants"][{number}])\n')
     return notebook.json()
 
 

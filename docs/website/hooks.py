@@ -68,6 +68,8 @@ def _pages(files: Any) -> list[Any]:
 
 def on_page_read_source(page: Any, config: Any) -> str | None:
     """Renders the pages that are written from the code."""
+    if page.file.src_uri == "python_reference.md":
+        return import_module("render_python").bare()  # the site has the complete docstrings
     script = RENDERED.get(page.file.src_uri)
     return import_module(script).rendered() if script else None
 
