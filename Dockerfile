@@ -30,7 +30,7 @@ CMD ["--help"]
 
 # The requirements of the toolkit and of some extras (pyproject.toml), without the toolkit.
 FROM base AS requirements
-ARG EXTRAS="peft optimizers excel"
+ARG EXTRAS="peft optimizers excel serve"
 WORKDIR /build
 COPY pyproject.toml constraints.txt deploy/requirements.py ./
 RUN python requirements.py ${EXTRAS} > requirements.txt

@@ -105,6 +105,6 @@ docs: setup ## build the site of the documentation in site/; open site/index.htm
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html."
 
-worked-example: setup ## measure docs/worked_example.md again (downloads its data and model once)
-	$(BIN)/toolkit data get customer_reviews
-	$(BIN)/python docs/worked_example.py
+worked-example: setup ## measure docs/worked_example.md again, or that of WALK=images or cifar10 (downloads its data and model once)
+	$(BIN)/toolkit data get $(or $(patsubst images,fashion,$(filter-out text,$(WALK))),customer_reviews)
+	$(BIN)/python docs/worked_example.py --run $(or $(WALK),text)
