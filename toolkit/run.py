@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,15 +17,18 @@ from toolkit.api.task import Task
 from toolkit.api.training import Callback
 from toolkit.base.cli_errors import leave_group
 from toolkit.base.console import quiet_libraries, warn
+from toolkit.base.files import file_sha256
+from toolkit.base.package import code_sha256
 from toolkit.base.processes import die_with_launcher
 from toolkit.checkpoint.output_folder import claim
 from toolkit.checkpoint.tensors import DamagedCheckpoint
 from toolkit.checkpoint.writing import collected
 from toolkit.checks.machine import warn_of_machine
 from toolkit.checks.run import check_run, check_steps
+from toolkit.config.keys import flatten
 from toolkit.config.sections import Config
 from toolkit.data.batching.batches import training_order
-from toolkit.distributed.collectives import on_main
+from toolkit.distributed.collectives import on_main, require_same
 from toolkit.distributed.launch import build_accelerator, own_process_state
 from toolkit.distributed.stop import DeferredStop
 from toolkit.distributed.strategies import build_strategy
@@ -37,6 +40,7 @@ from toolkit.prepare.auto import saves_in_background
 from toolkit.prepare.inputs import Inputs, read_inputs
 from toolkit.report.facts import write_start
 from toolkit.report.results import qualities, summary_figures, write_results
+from toolkit.system.environment import versions
 from toolkit.system.memory import MemoryWatch
 from toolkit.system.watch import SystemWatch
 from toolkit.tracking.tracker import RunTrackers
@@ -46,6 +50,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from toolkit.config.train import TrainConfig
+
+
+PLACES = (
+    "output_dir", "offline_dir", "data.train_file", "data.validation_file", "data.test_file", "data.media_cache",
+    "data.stage_to",
+)  # fmt: skip
+"""Settings that may differ between nodes: `claim` looks for the same folder, and `prepare` compares the rows."""
 
 
 def run(
@@ -171,6 +182,7 @@ def prepared_run(
     with own_process_state(), quiet_libraries():
         check_run(cfg, task)
         accelerator = build_accelerator(cfg)
+        require_same(accelerator, _deciding(cfg, recipe))
         mesh = Mesh.of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
         warn_of_machine(cfg, mesh, accelerator.device)
         system = SystemWatch(cfg.tracking.system_interval, accelerator.process_index, accelerator.device)
@@ -191,6 +203,13 @@ def prepared_run(
                 record=partial(write_start, rows=inputs.rows, recipe=recipe, milestones=milestones),
             )  # fmt: skip
             yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left
+
+
+def _deciding(cfg: Config, recipe: Path) -> Mapping[str, str]:
+    """Returns what decides the numbers of a run and each process reads for itself, by dotted key."""
+    recipe_code = file_sha256(recipe) if recipe.is_file() else ""
+    code = {"recipe (sha256)": recipe_code, "toolkit (sha256)": code_sha256(), **versions()}
+    return {key: str(value) for key, value in (flatten(cfg) | code).items() if key not in PLACES}
 
 
 def _trainable_model(

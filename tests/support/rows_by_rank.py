@@ -1,4 +1,4 @@
-"""Runs whose data files differ by rank: `rows_by_rank.py OUTPUT_DIR` on 2 processes writes what each rank raised."""
+"""Runs whose files or settings differ by rank: `rows_by_rank.py OUTPUT_DIR` on 2 processes writes each one's errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from finishing import finish
 from runs import train
 
-from toolkit.base.errors import DataError
+from toolkit.base.errors import ConfigError, DataError
 
 RANK = os.environ.get("RANK", "0")
 ROWS = "text,label\n" + "good,pos\nbad,neg\n" * 8
@@ -24,6 +24,12 @@ CASES: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "label": ((ROWS, ROWS), (OTHER_LABEL, ROWS)),
 }
 """The training and validation files of each rank."""
+OTHERS = (
+    "train.learning_rate=0.5", "seed=7", "train.max_steps=2", "model.from_config.attention_probs_dropout_prob=0",
+    "engine=trainer", "eval.eval_steps=1", "parallel.fsdp=2", "train.strategy=local_sgd",
+    "checkpoint.resume=auto",
+)  # fmt: skip
+"""What the second rank sets, one at a time."""
 SETTINGS = ("train.max_steps=1", "checkpoint.save_steps=null", "train.gradient_accumulation_steps=1")
 
 
@@ -40,6 +46,11 @@ def main(output: Path) -> None:
             train("reviews", output / case, *SETTINGS, *settings)
         except DataError as error:
             found[case] = [str(error), error.shared]
+    for other in OTHERS:
+        try:
+            train("reviews", output / "settings", *SETTINGS, *([other] if RANK == "1" else []))
+        except ConfigError as error:
+            found[other] = [str(error), error.shared]
     (output / f"{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -13,7 +14,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from toolkit.api.mesh import Mesh
-from toolkit.base.errors import ToolkitError
+from toolkit.base.console import shorten
+from toolkit.base.errors import ConfigError, ToolkitError
 from toolkit.system.activity import task_for_all
 from toolkit.system.phases import phase
 from toolkit.system.rank_order import LIMIT_SECONDS, wait_for_main
@@ -51,6 +53,24 @@ def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) ->
 def on_every(accelerator: Accelerator, function: Callable[..., T], *args: Any) -> T:
     """Runs a function that needs no other process on each; the first error is raised on all, so that none waits."""
     return Peers(accelerator.process_index, accelerator.num_processes).on_every(function, *args)
+
+
+def require_same(accelerator: Accelerator, own: Mapping[str, str]) -> None:
+    """Raises ConfigError with the keys, on every process, if one has other values than the main process."""
+    if accelerator.num_processes > 1:
+        on_every(accelerator, _compare, own, on_main(accelerator, lambda: own), accelerator.process_index)
+
+
+def _compare(own: Mapping[str, str], first: Mapping[str, str], rank: int) -> None:
+    keys = sorted(key for key in first.keys() | own.keys() if own.get(key) != first.get(key))
+    if keys:
+        raise ConfigError(
+            [
+                f"{key}: {shorten(own.get(key, 'nothing'))} on rank {rank} ({socket.gethostname()}), but "
+                f"{shorten(first.get(key, 'nothing'))} on rank 0; give all ranks the same settings, code and libraries"
+                for key in keys
+            ]
+        )
 
 
 def collective_seconds(train: TrainConfig) -> float:
