@@ -19,7 +19,7 @@ from toolkit.base.cli_errors import leave_group
 from toolkit.base.console import quiet_libraries, warn
 from toolkit.base.files import file_sha256
 from toolkit.base.package import code_sha256
-from toolkit.base.processes import die_with_launcher
+from toolkit.base.processes import die_with_launcher, train_on_without_output
 from toolkit.checkpoint.output_folder import claim
 from toolkit.checkpoint.tensors import DamagedCheckpoint
 from toolkit.checkpoint.writing import collected
@@ -179,6 +179,7 @@ def prepared_run(
         The run; its output folder is locked until the block ends.
     """
     die_with_launcher()
+    train_on_without_output()
     with own_process_state(), quiet_libraries():
         check_run(cfg, task)
         accelerator = build_accelerator(cfg)

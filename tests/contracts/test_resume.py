@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from stopping import DROPOUT, LONG, StoppedError, command, start, stopper, wait_for_step
 
 from toolkit.base.errors import CheckpointError, ConfigError
-from toolkit.checkpoint.output_folder import OutputLock
+from toolkit.checkpoint.lock import OutputLock
 
 PLAIN = ("eval.eval_steps=4",)
 GROUPED = ("train.train_sampling_strategy=group_by_length", "train.dataloader_num_workers=2", "eval.eval_steps=10")

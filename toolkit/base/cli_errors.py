@@ -10,10 +10,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from toolkit.base.errors import Interrupted, ToolkitError
+from toolkit.base.errors import InputError, Interrupted, ToolkitError
 
 EXIT_INTERRUPT = 130
 RESUME = "checkpoint.resume"
@@ -32,12 +33,13 @@ def guarded(work: Callable[[], None]) -> NoReturn:
     is printed by the rank that raises it.
     """
     from toolkit.base.console import log_to_console, report_error
-    from toolkit.base.processes import EXIT_LOST_PEER, OWN_LAUNCHER, end_process, is_first_rank, outlive_terminal
+    from toolkit.base.processes import EXIT_LOST_PEER, OWN_LAUNCHER, end_process, is_first_rank, outlive_output
 
-    outlive_terminal()
+    outlive_output()
     log_to_console()
     _end_at_second_interrupt()
     try:
+        _require_working_folder()
         work()
     except ToolkitError as error:
         if is_first_rank():
@@ -61,6 +63,13 @@ def guarded(work: Callable[[], None]) -> NoReturn:
         end_process(1)
     leave_group()
     end_process(0)
+
+
+def _require_working_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise InputError("the working directory has been removed: change to another one (cd)") from error
 
 
 def _end_at_second_interrupt() -> None:
@@ -192,6 +201,10 @@ KNOWN = {
         ("client socket has timed out", "waiting for clients", "wait timeout after", "timed out connecting"),
         "A rank did not come to the meeting of all ranks at the start of the run: look for one that is stopped, has "
         "ended, or cannot reach MASTER_ADDR and MASTER_PORT of the first rank.",
+    ),
+    "Too many open files": (
+        "The limit of open files is too low for this run's ranks and workers: raise it (`ulimit -n 4096`), or lower "
+        "train.dataloader_num_workers."
     ),
     "EADDRINUSE": (
         "The port where the ranks of this run meet is in use, by another job or program on this machine: set "

@@ -45,7 +45,7 @@ def naming(path: Path, needed: int | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if type(error) is OSError and error.errno is not None:  # not one of a connection, which has no file
+        if not isinstance(error, ConnectionError) and error.errno is not None:  # one of a connection has no file
             error.filename = path if error.filename is None else error.filename
             if needed is not None:
                 vars(error).setdefault("needed", needed)
@@ -274,8 +274,9 @@ def disk_problem(error: BaseException, folder: Path | None = None, needed: int |
     if _OF_SHARED_MEMORY in str(error):
         space = _space(error, [Path("/dev/shm")], needed)
         return f"shared memory is full{space}; lower train.dataloader_num_workers, or make /dev/shm larger"
-    places = [Path.cwd(), Path(tempfile.gettempdir())] if folder is None else [folder]
-    return f"a disk is full ({shorten(str(error), 200)}){_space(error, places, needed)}"
+    places = [working_folder(), Path(tempfile.gettempdir()), Path("/dev/shm")] if folder is None else [folder]
+    full = [place for place in places if (sizes := _sizes(place)) and (sizes.f_bavail == 0 or _lacks_inodes(sizes))]
+    return f"a disk is full ({shorten(str(error), 200)}){_space(error, full or places, needed)}"
 
 
 def why(error: OSError, place: Path, needed: int | None = None) -> str:
@@ -314,10 +315,34 @@ def _space(error: BaseException, places: list[Path], needed: int | None) -> str:
     needed = getattr(error, "needed", None) if needed is None else needed
     found = [] if needed is None else [f"{format_bytes(needed)} are needed"]
     for place in places:
-        with suppress(OSError, StopIteration):
-            folder = next(each for each in (place, *place.absolute().parents) if each.is_dir())
-            found.append(f"{format_bytes(shutil.disk_usage(folder).free)} are free in {folder}")
+        if (sizes := _sizes(place)) is not None:
+            left = "but no more files (inodes)" if _lacks_inodes(sizes) else "free"
+            found.append(f"{format_bytes(sizes.f_bavail * sizes.f_frsize)} are {left} in {_folder_of(place)}")
     return f"; {', '.join(found)}" if found else ""
+
+
+def _folder_of(place: Path) -> Path:
+    return next(each for each in (place, *place.absolute().parents) if each.is_dir())
+
+
+def _sizes(place: Path) -> os.statvfs_result | None:
+    """Returns the sizes of the disk of a file or folder, which need not exist; None if they cannot be found out."""
+    try:
+        return os.statvfs(_folder_of(place))
+    except (OSError, StopIteration):
+        return None
+
+
+def _lacks_inodes(sizes: os.statvfs_result) -> bool:
+    return sizes.f_files > 0 and sizes.f_favail == 0  # some file systems do not count them
+
+
+def working_folder() -> Path:
+    """Returns the working directory, or the root if it has been removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path("/")
 
 
 def sha256(content: bytes | str) -> str:

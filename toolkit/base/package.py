@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from toolkit.base.files import file_sha256, kind_of, sha256
+from toolkit.base.files import file_sha256, kind_of, sha256, working_folder
 
 FOLDERS = ("recipes", "accelerate_configs")
 """The shipped folders. A relative path to a file in one of them works from any directory."""
@@ -52,7 +52,7 @@ def is_shipped(path: str | Path) -> bool:
 
 def shortest(path: Path) -> Path:
     """Returns a path relative to the current directory if it is below it."""
-    here = Path.cwd()
+    here = working_folder()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 

@@ -12,8 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
+
+from toolkit.base.errors import RunError
 
 PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = {
@@ -50,6 +53,15 @@ def leave_closed_terminal() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
+_output_is_optional = threading.Event()
+"""Set once a training has begun in this process: its results are files, and what it prints may be lost."""
+
+
+def train_on_without_output() -> None:
+    """From now on, what cannot be printed (no reader, a full disk) is lost with a message instead of an error."""
+    _output_is_optional.set()
+
+
 class _OutlivingStream:
     """A stream to a terminal that may be closed: the signal for that may come later than the first failing write."""
 
@@ -57,34 +69,52 @@ class _OutlivingStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with _leaving_closed_terminal():
+        with self._going_on():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with _leaving_closed_terminal():
+        with self._going_on():
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.EIO:
+                leave_closed_terminal()
+            elif error.errno == errno.EPIPE and not _output_is_optional.is_set():
+                raise  # no one needs the rest
+            elif not _output_is_optional.is_set():
+                raise RunError(f"{self._stream.name} cannot be written: {error.strerror}") from error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            with suppress(OSError):  # what it holds is written again, now to nowhere
+                self._stream.flush()
+            if error.errno not in (errno.EIO, errno.EPIPE) and self._stream.name != "<stderr>":
+                print(f"warning: {self._stream.name}: {error.strerror}; nothing more is printed there", file=sys.stderr)
 
-@contextmanager
-def _leaving_closed_terminal() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        leave_closed_terminal()
 
+def outlive_output() -> None:
+    """Makes printing to a terminal that was closed print to nowhere, as to a closed descriptor; escapes characters.
 
-def outlive_terminal() -> None:
-    """Makes printing to a terminal that was closed print to nowhere instead of raising an error."""
+    Those that the encoding of the output lacks are printed as in Python's texts.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # the next file that is opened would take its number, and what is printed
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w" if descriptor else "r", encoding="utf-8"))  # noqa: SIM115
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream.isatty():
-            setattr(sys, name, _OutlivingStream(stream))
+        if stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+        setattr(sys, name, _OutlivingStream(stream))
 
 
 THREAD_SECONDS = 30.0

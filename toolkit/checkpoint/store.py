@@ -18,9 +18,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from toolkit.api.run import Checkpoint
+from toolkit.base.console import warn
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import disk_problem, read_json, sync
 from toolkit.base.run_folder import CheckpointFolder
+from toolkit.checkpoint.lock import require_own
 from toolkit.checkpoint.manifest import (
     STEP_PREFIX,
     FileEntry,
@@ -59,26 +61,31 @@ def new_checkpoint(
     """
     folder = root / f"{STEP_PREFIX}{step}"
     temporary = root / f"{_TEMPORARY}{folder.name}"
+    require_own(root.parent)
     try:
         sweep(root)
         temporary.mkdir(parents=True)
         yield temporary
         _make_readable(temporary)
         write_manifest(temporary, step, written)
+        require_own(root.parent)
         _commit(temporary, folder)
         for later in [path for number, path in steps(root) if number > step]:
             _remove(later)
     except OSError as error:
         raise not_written(folder, error, size) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(RunError):
+            require_own(root.parent)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def sweep(root: Path) -> None:
-    """Removes what a killed run left beside its checkpoints; no other process may be writing there."""
-    _restore_aside(root)
+    """Restores or removes what a killed run left beside its checkpoints; only the run that owns the folder may."""
+    for aside, folder in _interrupted(root):
+        aside.rename(folder)
     for leftover in [*root.glob(f"{_TEMPORARY}*"), *root.glob(f"{_ASIDE}*")]:
-        shutil.rmtree(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def not_written(folder: Path, error: Exception, size: int | None = None) -> RunError:
@@ -104,12 +111,13 @@ def prune(root: Path, keep: int | None, protect: Collection[int] = ()) -> list[P
     if keep is None:
         return []
     assert keep >= 1, "the newest checkpoint always stays"
+    require_own(root.parent)
     old = [path for step, path in steps(root)[:-keep] if step not in protect]
-    try:
-        for path in old:
+    for path in old:
+        try:
             _remove(path)
-    except OSError as error:
-        raise RunError(f"cannot remove an old checkpoint: {disk_problem(error, root) or error}") from error
+        except OSError as error:  # the new one is complete
+            warn(f"cannot remove an old checkpoint: {disk_problem(error, root) or error}")
     return old
 
 
@@ -120,8 +128,7 @@ def prune_behind(checkpoint: Path, keep: int | None, protect: Collection[int] = 
     """
     root = checkpoint.parent
     if [path for _, path in steps(root)[-1:]] == [checkpoint]:
-        with contextlib.suppress(RunError):
-            prune(root, keep, protect)
+        prune(root, keep, protect)
 
 
 def latest(root: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint | None, list[str]]:
@@ -133,14 +140,14 @@ def latest(root: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint |
     Returns:
         The checkpoint, or None if none is valid, and one message for each newer damaged folder.
     """
-    with contextlib.suppress(OSError):  # resuming from a read-only folder is allowed
-        _restore_aside(root)
     found, damaged = None, []
-    for _, folder in reversed(steps(root)):
+    there = dict(steps(root)) | {_step_of(folder): aside for aside, folder in _interrupted(root)}
+    for _, folder in sorted(there.items(), reverse=True):
         found, problems = _opened(folder, skip)
         if found is not None:
             break
-        damaged.append(f"{root.name}/{folder.name} is damaged ({'; '.join(problems)})")
+        if folder.exists():  # or its run has removed it meanwhile
+            damaged.append(f"{root.name}/{folder.name} is damaged ({'; '.join(problems)})")
     instead = f"using {found.path.name}" if found else "no valid checkpoint is left"
     return found, [f"{message}; {instead}" for message in damaged]
 
@@ -161,8 +168,20 @@ def open_checkpoint(path: Path, skip: Mapping[Path, str] = NOTHING) -> Checkpoin
 
 def steps(root: Path) -> list[tuple[int, Path]]:
     """Returns the steps and folders of all checkpoints in `root`, valid or not, oldest first."""
-    numbers = [(path.name.removeprefix(STEP_PREFIX), path) for path in root.glob(f"{STEP_PREFIX}*") if path.is_dir()]
-    return sorted((int(number), path) for number, path in numbers if number.isdecimal())
+    folders = [path for path in root.glob(f"{STEP_PREFIX}*") if path.is_dir()]
+    return sorted((_step_of(path), path) for path in folders if path.name.removeprefix(STEP_PREFIX).isdecimal())
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix(STEP_PREFIX))
+
+
+def _interrupted(root: Path) -> Iterator[tuple[Path, Path]]:
+    """Yields checkpoints moved aside whose replacement was interrupted between the two renames, and their folders."""
+    for aside in root.glob(f"{_ASIDE}{STEP_PREFIX}*"):
+        folder = root / aside.name.removeprefix(_ASIDE)
+        if not folder.exists():
+            yield aside, folder
 
 
 def _opened(folder: Path, skip: Mapping[Path, str]) -> tuple[Checkpoint | None, list[str]]:
@@ -192,8 +211,7 @@ def _commit(temporary: Path, folder: Path) -> None:
         folder.rename(aside)
     temporary.rename(folder)
     sync(folder.parent)
-    if aside.exists():
-        shutil.rmtree(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _remove(folder: Path) -> None:
@@ -201,11 +219,3 @@ def _remove(folder: Path) -> None:
     renamed = folder.rename(folder.with_name(f"{_TEMPORARY}{folder.name}"))
     sync(folder.parent)  # or a power loss might leave a checkpoint of this name without its files
     shutil.rmtree(renamed)
-
-
-def _restore_aside(root: Path) -> None:
-    """Restores a checkpoint whose replacement was interrupted between the two renames."""
-    for aside in root.glob(f"{_ASIDE}{STEP_PREFIX}*"):
-        folder = root / aside.name.removeprefix(_ASIDE)
-        if not folder.exists():
-            aside.rename(folder)

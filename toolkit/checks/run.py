@@ -15,7 +15,7 @@ from toolkit.api.task import Task
 from toolkit.base.console import shorten
 from toolkit.base.errors import ConfigError, problems_of
 from toolkit.base.files import kind_of, why
-from toolkit.checkpoint.output_folder import in_use
+from toolkit.checkpoint.lock import in_use
 from toolkit.checkpoint.resume import decide_resume
 from toolkit.checks import machine, model, trainer
 from toolkit.checks.check import Case, Findings, Told, ask

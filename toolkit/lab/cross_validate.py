@@ -14,7 +14,7 @@ from toolkit.base.console import counted, format_duration, format_value, say
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
-from toolkit.checkpoint.output_folder import OutputLock
+from toolkit.checkpoint.lock import OutputLock
 from toolkit.data.row_cache import code_fingerprint
 from toolkit.distributed.collectives import on_main
 from toolkit.document.blocks import Block, Cell, Highlights, Page, Section, Table, Text

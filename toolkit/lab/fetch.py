@@ -40,7 +40,8 @@ from toolkit.base.offline import (
 )
 from toolkit.base.package import replaced
 from toolkit.base.run_folder import RunFolder
-from toolkit.checkpoint.output_folder import Claimed, OutputLock
+from toolkit.checkpoint.lock import OutputLock
+from toolkit.checkpoint.output_folder import Claimed
 from toolkit.checks.check import Told
 from toolkit.checks.run import check_settings
 from toolkit.config.paths import files_of

@@ -20,7 +20,7 @@ import numpy as np
 from toolkit.base.console import counted, format_bytes, format_duration, format_value, say, warn
 from toolkit.base.errors import ConfigError, RunError
 from toolkit.base.files import read_json, sha256, write_json
-from toolkit.checkpoint.output_folder import OutputLock
+from toolkit.checkpoint.lock import OutputLock
 from toolkit.config.keys import written
 from toolkit.data.row_cache import code_fingerprint
 from toolkit.document.blocks import Block, Cell, Figure, Page, Section, Table, Text

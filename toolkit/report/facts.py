@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 from toolkit.api.state import Milestones
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError
-from toolkit.base.files import file_sha256, finite, kind_of, read_json, sha256, write_bytes, write_json, write_text
+from toolkit.base.files import (
+    file_sha256,
+    finite,
+    kind_of,
+    read_json,
+    sha256,
+    working_folder,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust, trust_run
 from toolkit.checkpoint.manifest import reason
@@ -153,7 +163,7 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
     facts = {
         "recipe": str(recipe.absolute()),
         "command": [sys.executable, *sys.argv],
-        "working_directory": str(Path.cwd()),
+        "working_directory": str(working_folder()),
         "seed": cfg.seed,
         "engine": cfg.engine,
         "num_processes": run.mesh.size,

@@ -11,8 +11,8 @@ SCRIPT = """
 import signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # comes late
 from tqdm import tqdm
-from toolkit.base.processes import outlive_terminal
-outlive_terminal()
+from toolkit.base.processes import outlive_output
+outlive_output()
 bar = tqdm(total=10, mininterval=0)
 print("begun", flush=True)
 sys.stdin.read()

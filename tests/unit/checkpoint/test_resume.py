@@ -19,8 +19,9 @@ from checkpoints import save
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import temporary_name
-from toolkit.checkpoint import manifest, output_folder
-from toolkit.checkpoint.output_folder import OutputLock, in_use, probe
+from toolkit.checkpoint import lock, manifest
+from toolkit.checkpoint.lock import OutputLock, in_use
+from toolkit.checkpoint.output_folder import probe
 from toolkit.checkpoint.resume import decide_resume
 from toolkit.checkpoint.state import changed_layout, changed_settings, changed_versions, layout, require_same_settings
 from toolkit.tracking.jsonl import mark_of, read_metrics, truncate_metrics, wrong_lines
@@ -28,7 +29,7 @@ from toolkit.tracking.jsonl import mark_of, read_metrics, truncate_metrics, wron
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from toolkit.checkpoint.output_folder import OutputLock
+from toolkit.checkpoint.lock import OutputLock
 with OutputLock(Path(sys.argv[1])):
     worker = os.fork()
     if worker:
@@ -122,7 +123,7 @@ def test_without_posix_locks_a_file_stands_for_the_lock(tmp_path: Path, monkeypa
     with OutputLock(tmp_path):
         assert json.loads(owner.read_text())["pid"] == os.getpid()
     assert not owner.exists()
-    here = {"pid": os.getppid(), "host": socket.gethostname(), "since": "2026-01-01T00:00:00+00:00"}
+    here = {**lock.identity(os.getppid()), "since": "2026-01-01T00:00:00+00:00"}
     for alive in (here, here | {"host": "elsewhere", "pid": 2**22 + 1}):
         owner.write_text(json.dumps(alive))
         with pytest.raises(CheckpointError, match=rf"process {alive['pid']} on .*delete"):
@@ -165,7 +166,7 @@ def test_a_process_that_was_killed_while_it_removed_a_dead_lock_does_not_stop_a_
 ) -> None:
     no_locks(monkeypatch)
     owner, removal = tmp_path / ".lock.owner", tmp_path / ".lock.owner.removal"
-    owner.write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname(), "since": "2026"}))
+    owner.write_text(json.dumps({**lock.identity(2**22 + 1), "started": "1", "since": "2026"}))
     removal.touch()
     assert decide_resume(tmp_path, "none") == (None, [])
     with pytest.raises(CheckpointError, match="in use by process"):  # it may be alive
@@ -179,8 +180,8 @@ def test_a_process_that_was_killed_while_it_removed_a_dead_lock_does_not_stop_a_
 def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has read the dead run's file before the first replaces it, and acts after that."""
     no_locks(monkeypatch)
-    owner, dead = tmp_path / ".lock.owner", output_folder.is_of_dead_process
-    former = {"pid": 2**22 + 1, "host": socket.gethostname(), "since": "2026-01-01T00:00:00+00:00"}
+    owner, dead = tmp_path / ".lock.owner", lock.is_of_dead_process
+    former = {**lock.identity(2**22 + 1), "started": "1", "since": "2026-01-01T00:00:00+00:00"}
     owner.write_text(json.dumps(former))
     first = []
 
@@ -188,12 +189,12 @@ def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkey
         if not first:  # this is the second run, which has read the file; now the first one takes the folder
             first.append(OutputLock(tmp_path))
             first[0].__enter__()
-            output_folder.held_folders.clear()  # the runs are different processes
-            owner.write_text(json.dumps(former | {"pid": os.getppid()}))
+            lock.held_folders.clear()  # the runs are different processes
+            owner.write_text(json.dumps(former | lock.identity(os.getppid())))
             return True
         return dead(file)
 
-    monkeypatch.setattr(output_folder, "is_of_dead_process", seen_dead)
+    monkeypatch.setattr(lock, "is_of_dead_process", seen_dead)
     with pytest.raises(CheckpointError, match="in use by process"):
         OutputLock(tmp_path).__enter__()
     assert json.loads(owner.read_text())["pid"] == os.getppid()

@@ -15,7 +15,7 @@ from runs import ROOT
 
 from toolkit.api.state import Milestones
 from toolkit.base.errors import InputError, RunError
-from toolkit.checkpoint.output_folder import OutputLock
+from toolkit.checkpoint.lock import OutputLock
 from toolkit.commands.cli import main
 from toolkit.lab.jobs import jobs
 from toolkit.lab.jobs.jobs import Launch

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from toolkit.api.run import best_metric, metric_named
 from toolkit.base.console import LOGGER, PLAIN_WIDTH, counted, say
 from toolkit.base.errors import InputError, RunError
-from toolkit.checkpoint.output_folder import OutputLock
+from toolkit.checkpoint.lock import OutputLock
 from toolkit.config import flatten
 from toolkit.config.keys import field_types, section_types, to_yaml
 from toolkit.data.row_cache import code_fingerprint

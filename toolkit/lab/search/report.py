@@ -18,7 +18,7 @@ from toolkit.api.run import best_metric
 from toolkit.base.console import PLAIN_WIDTH, counted, format_duration, format_value, say, shorten
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import read_json, write_json
-from toolkit.checkpoint.output_folder import OutputLock
+from toolkit.checkpoint.lock import OutputLock
 from toolkit.config.messages import show as shown_value
 from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Highlights, Page, Section, Table, Text
 from toolkit.lab.search import pictures, population

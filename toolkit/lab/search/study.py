@@ -288,7 +288,7 @@ class Book:
         """Returns the trials of this folder that no search trains any more."""
         from optuna.trial import Trial
 
-        from toolkit.checkpoint.output_folder import in_use
+        from toolkit.checkpoint.lock import in_use
 
         with self._alone():
             found = []

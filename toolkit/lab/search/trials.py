@@ -17,8 +17,8 @@ from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import write_json, written_folder
 from toolkit.base.processes import STOP_SIGNALS, Thread
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
+from toolkit.checkpoint.lock import FolderInUse, OutputLock
 from toolkit.checkpoint.manifest import write_manifest
-from toolkit.checkpoint.output_folder import FolderInUse, OutputLock
 from toolkit.checkpoint.store import latest
 from toolkit.config.keys import written
 from toolkit.config.source import Settings, Source
