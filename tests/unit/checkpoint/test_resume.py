@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from toolkit.checkpoint.lock import OutputLock, in_use
 from toolkit.checkpoint.output_folder import probe
 from toolkit.checkpoint.resume import decide_resume
 from toolkit.checkpoint.state import changed_layout, changed_settings, changed_versions, layout, require_same_settings
+from toolkit.checkpoint.store import new_checkpoint, prune
 from toolkit.tracking.jsonl import mark_of, read_metrics, truncate_metrics, wrong_lines
 
 HOLDER = """
@@ -138,6 +141,72 @@ def test_without_posix_locks_a_file_stands_for_the_lock(tmp_path: Path, monkeypa
             assert json.loads(owner.read_text())["since"] != here["since"]
 
 
+@pytest.mark.parametrize("other", [{"namespace": "pid:[1]"}, {"boot": "another"}, {"host": "elsewhere"}])
+def test_a_process_that_may_be_in_another_container_is_not_taken_for_dead(other, tmp_path, monkeypatch) -> None:
+    no_locks(monkeypatch)
+    dead = {**lock.identity(2**22 + 1), "started": "1", "since": "2026"}
+    (tmp_path / ".lock.owner").write_text(json.dumps(dead | other))
+    with pytest.raises(CheckpointError, match="in use by process"):
+        OutputLock(tmp_path).__enter__()
+    (tmp_path / ".lock.owner").write_text(json.dumps(dead))
+    with OutputLock(tmp_path):
+        pass
+
+
+def write_step(root: Path, step: int, meanwhile: Callable[[], object] = lambda: None) -> None:
+    with new_checkpoint(root, step):
+        meanwhile()
+
+
+def moved(run: Path) -> None:
+    run.rename(run.with_name("moved"))
+
+
+def replaced(run: Path) -> None:
+    moved(run)
+    run.mkdir()
+    (run / ".lock").touch()
+
+
+def unlocked(run: Path) -> None:
+    (run / ".lock").unlink()
+
+
+def taken(run: Path) -> None:
+    unlocked(run)
+    (run / ".lock").touch()
+
+
+@pytest.mark.parametrize("change", [moved, replaced, unlocked, taken])
+def test_a_run_whose_folder_is_no_longer_its_own_writes_nothing_there(change, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with OutputLock(run):
+        checkpoints = run / "checkpoints"
+        write_step(checkpoints, 1)
+        write_step(checkpoints, 2)
+        change(run)
+        before = sorted(run.rglob("*"))
+        for write in (partial(write_step, checkpoints, 3), partial(prune, checkpoints, 1)):
+            with pytest.raises(RunError, match="no longer belongs to this run"):
+                write()
+        assert sorted(run.rglob("*")) == before
+
+
+def test_a_folder_that_is_replaced_during_a_save_keeps_its_files(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+
+    def take() -> None:
+        replaced(run)
+        (run / "checkpoints/.tmp-step-1").mkdir(parents=True)  # the other run saves, too
+
+    with OutputLock(run):
+        with pytest.raises(RunError, match="no longer belongs"):
+            write_step(run / "checkpoints", 1, take)
+        assert (run / "checkpoints/.tmp-step-1").is_dir()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux who has a lock")
 def test_a_lock_that_is_not_permitted_is_not_in_use_by_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -199,7 +268,7 @@ def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkey
         OutputLock(tmp_path).__enter__()
     assert json.loads(owner.read_text())["pid"] == os.getppid()
     first[0].__exit__(None, None, None)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".lock.owner"]  # of another process now
 
 
 def test_an_owner_file_without_content_is_that_of_a_dead_run_after_a_while(
