@@ -53,6 +53,7 @@ def run_init(arguments: argparse.Namespace) -> None:
     made = draft(arguments.source, arguments.recipe, overrides, scratch=arguments.from_scratch)
     if arguments.interactive and (answers := _ask(made)):
         made = draft(arguments.source, made.kind.recipe, overrides + answers, scratch=arguments.from_scratch)
+    omitted = Subject(made.config, made.task, made.rows, made.sample.profile).omissions()
     of_run = f"{made.kind.recipe} --config {shlex.quote(str(output))}"
     command = f"toolkit train {of_run}"
     with written_whole(output) as file:
@@ -65,8 +66,7 @@ def run_init(arguments: argparse.Namespace) -> None:
     say(f"{arguments.source}: {made.summary}")
     for guess in (guess for guess in made.guesses if guess.key == LABEL_MAP and guess.reason != AS_GIVEN):
         say(f"  - task.label_map={to_yaml(guess.value)}: {guess.reason}")
-    shown = Subject(made.config, made.task, made.rows, made.sample.profile)
-    for each in (*shown.omissions(), *made.rows.findings.warnings()):
+    for each in (*omitted, *made.rows.findings.warnings()):
         say(f"  - {each}")
     if made.task.has("baselines"):
         say(f"scores that the training must beat:\n\n  toolkit baseline {of_run} --no-model\n")
