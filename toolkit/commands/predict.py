@@ -86,9 +86,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
 
     output = expanded(arguments.output) if arguments.output else None
     bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(expanded(arguments.run)).bad_rows_evaluate
-    for file, what in ((output, "--output"), (bad, "--data: the list of unusable rows")):
-        if file:
-            options.reject_input_as_output(file, [arguments.data], what)
+    options.reject_input_as_output(bad, [arguments.data], "--data: the list of unusable rows")
     output = output_file(output, arguments.overwrite) if output else None
     run, changed = open_trained(arguments, skips_rows=True), decoded_with(arguments.overrides)
     evaluate_file(run, Path(arguments.run).name, arguments.data, bad, output, changed)

@@ -371,7 +371,7 @@ def scale(request: Request, processes: Sequence[int], mode: Mode, rounds: int, s
         RunError: if a run fails; a rerun continues with it.
     """
     what = scale_of(request, processes, mode, rounds, steps)
-    request.make_output(empty=False)
+    request.make_output(again=True)
     with OutputLock(what.folder):
         measured = measure(what)
     found = scaled(measured.rounds, mode)

@@ -73,7 +73,10 @@ def test_an_answer_ends_with_what_the_template_writes_behind_it(ending, end, tri
 def test_what_a_template_without_a_prompt_writes_before_an_answer_is_no_part_of_it(start, trim):
     reader = tokenizer("{% for m in messages %}" + start + "{{ m.content }}<|im_end|>\n{% endfor %}", trim)
     tokens, mask = chat.encode_conversation(MESSAGES, reader)
-    assert [each.lstrip() for each in answers(tokens, mask, reader)] == ["Slugs and grass.<|im_end|>", "Corn.<|im_end|>"]
+    assert [each.lstrip() for each in answers(tokens, mask, reader)] == [
+        "Slugs and grass.<|im_end|>",
+        "Corn.<|im_end|>",
+    ]
     asked = chat.encode_prompt(MESSAGES[:1], reader)
     assert tokens[: len(asked)] == asked
     assert reader.decode(asked).rstrip().endswith(start.replace("{{ m.role }}", "assistant").rstrip())

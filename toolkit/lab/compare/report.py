@@ -76,7 +76,7 @@ def compare(request: Request, asked: Namespace) -> ComparisonReport | None:
     Raises ConfigError if settings of variants are invalid; InputError if arguments are; RunError if every run failed.
     """
     comparison = comparison_of(request, asked)
-    request.make_output(empty=False)
+    request.make_output(again=True)
     began = time.monotonic()
     if asked.part is not None and not _run_part(comparison, *asked.part):
         return None
