@@ -201,8 +201,4 @@ def _summary(recipe: Path) -> str:
     return text.partition("\n")[0].rstrip(".")
 
 
-COMMANDS = {
-    "init": Command(add_init, run_init),
-    "ls": Command(add_ls, run_ls),
-    "cp": Command(add_cp, run_cp),
-}
+COMMANDS = {"init": Command(add_init, run_init), "ls": Command(add_ls, run_ls), "cp": Command(add_cp, run_cp)}

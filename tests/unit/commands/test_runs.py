@@ -437,10 +437,7 @@ def test_the_changes_of_a_checkout_are_kept_with_a_run(tmp_path, monkeypatch):
     assert noted is not None
     assert (noted["diff"], noted["untracked"]) == ("uncommitted.diff", ["new.py"])
     assert (tmp_path / "uncommitted.diff").read_bytes() == b"changes"
-    too_large, none = (
-        facts.note_code(tmp_path, tmp_path),
-        facts.note_code(tmp_path, tmp_path),
-    )
+    too_large, none = (facts.note_code(tmp_path, tmp_path), facts.note_code(tmp_path, tmp_path))
     assert too_large is not None
     assert none is not None
     assert (too_large["diff"], none["diff"], none["diff_sha256"]) == (None, None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -57,7 +58,8 @@ class MultiLabel(Head):
         """Returns whether a row has each label that it names; raises BadRow if it cannot be told."""
         if isinstance(value, str):
             listed = printed_list(value)
-            parts = (part.strip() for part in value.split(self.options.label_separator))
+            inside = re.sub(r"^\s*\[(.*)\]\s*$", r"\1", value)  # a list of one name, printed without quotes
+            parts = (part.strip() for part in inside.split(self.options.label_separator))
             value = [part for part in parts if part] if listed is None else listed
         own = self.options.labels or ()
         if isinstance(value, list) and len(value) == len(own) and _NUMBERS.isdisjoint(own) and (found := vector(value)):
