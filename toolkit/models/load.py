@@ -203,17 +203,10 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
         warn(f"{name} has float64 weights, which the toolkit reads, trains and saves in float32")
     try:
         loaded, info = auto_class.from_pretrained(
-            name,
-            config=config,
-            revision=model.revision or "main",
-            trust_remote_code=model.trust_remote_code,
-            use_safetensors=True,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **quantization(model, config, auto_class),
-            **attending,
-        )
+            name, config=config, revision=model.revision or "main", trust_remote_code=model.trust_remote_code,
+            use_safetensors=True, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
+            **quantization(model, config, auto_class), **attending,
+        )  # fmt: skip
     except Exception as error:
         raise pretrained_error("model.name_or_path", name, error) from error
     _reject_lost_weights(loaded, info, name)
