@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,9 @@ def run_init(arguments: argparse.Namespace) -> None:
         # What has problems is not written. A model of the hub may be loaded later, and a former run does not matter.
         here = expanded(made.config.model.name_or_path or "").is_dir()
         unused = [f"output_dir={file.name}.run"]
-        validate(type(made.task), file.name, unused, elsewhere=not here, first_rows=False).raise_problems()
+        found = validate(type(made.task), file.name, unused, elsewhere=not here, first_rows=False)
+        told = [problem.replace(Path(file.name).name, output.name) for problem in found.problems]
+        replace(found, problems=told).raise_problems()
     say(f"{arguments.source}: {made.summary}")
     for guess in (guess for guess in made.guesses if guess.key == LABEL_MAP and guess.reason != AS_GIVEN):
         say(f"  - task.label_map={to_yaml(guess.value)}: {guess.reason}")

@@ -16,7 +16,7 @@ from toolkit.base.errors import InputError
 from toolkit.config.messages import join
 from toolkit.config.sections import DataConfig
 from toolkit.lab.init.guesses import Guess, Limits, answers, blocks, durations, pixels, spans, truncation, windows
-from toolkit.lab.init.labels import REGRESSION, SINGLE, can_be_label, doubtful, is_flag, label_kind
+from toolkit.lab.init.labels import MOST_WHOLE_CLASSES, REGRESSION, SINGLE, can_be_label, doubtful, is_flag, label_kind
 from toolkit.lab.init.models import LANGUAGES, Model, language_named, language_of
 from toolkit.lab.init.profile import FILES, OBJECT, OBJECTS, PRINTED, TEXT, TEXTS, ColumnProfile, Profile
 
@@ -81,9 +81,9 @@ def roles(*needed: Role) -> Find:
 
 def is_text(column: ColumnProfile) -> bool:
     """Whether a column holds texts, not names: long ones, or different ones below a usual name."""
-    if column.kind == TEXT and {"text", *_NAMES_OF_TEXTS.split()} & {*_words(column.name)} and not can_be_label(column):
-        return True
-    return column.kind == TEXT and column.mean_characters >= _LEAST_CHARACTERS
+    named = {"text", *_NAMES_OF_TEXTS.split()} & {*_words(column.name)}
+    different = not can_be_label(column) or len(column.counts) > MOST_WHOLE_CLASSES
+    return column.kind == TEXT and bool((named and different) or column.mean_characters >= _LEAST_CHARACTERS)
 
 
 def is_answer(column: ColumnProfile) -> bool:
