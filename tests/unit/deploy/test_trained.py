@@ -168,6 +168,14 @@ def test_an_input_is_not_overwritten(result, tmp_path, monkeypatch, capsys, writ
     assert Path("link.jsonl").is_symlink()
 
 
+def test_a_table_named_as_lines_of_text_is_rejected(result, tmp_path, capsys):
+    for name, content in (("header.txt", "text;label\ngood;x\n"), ("lines.txt", "a text; or two\nbad\n")):
+        (tmp_path / name).write_text(content)
+        code = run_command("predict", result.output_dir, "--input", tmp_path / name, "--output", tmp_path / "x.csv")
+        assert code == (2 if name == "header.txt" else 0)
+    assert "its first line, 'text;label', is the header of a table" in capsys.readouterr().err
+
+
 def test_a_sheet_and_a_list_of_bad_rows_are_inputs_too(result, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("book.xlsx", "a.bad_rows.jsonl"):
