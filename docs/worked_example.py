@@ -305,11 +305,7 @@ def notebook(walk: Walk, found: Found) -> str:
     of_one_thread = [line.replace("toolkit ", f"OMP_NUM_THREADS={THREADS} toolkit ", 1)
                      for line in (*_commands(walk, found)[1:], *_transfer_commands(walk, found))]  # fmt: skip
     return worked_notebook.rendered(
-        walk,
-        found,
-        _introduction(walk, found),
-        _result(walk, found),
-        [_commands(walk, found)[0], *of_one_thread],
+        walk, found, _introduction(walk, found), _result(walk, found), [_commands(walk, found)[0], *of_one_thread]
     )
 
 

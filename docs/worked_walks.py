@@ -183,12 +183,7 @@ def _of_images(
         lead="A small ResNet learns to classify {data}, from scratch in five epochs (`{config}`). The baseline has the "
         "learning rate that `transformers` uses by default, constant, and neither augmentation nor mixed precision. "
         f"All trainings keep the best of their epochs.{more}",
-        names={
-            "train_peak": "peak memory",
-            "step_seconds": "step",
-            "train_seconds": "training",
-            METRIC: "accuracy",
-        },
+        names={"train_peak": "peak memory", "step_seconds": "step", "train_seconds": "training", METRIC: "accuracy"},
         main=Part(
             folder="",
             plain=(*size, *CONSTANT, *KEPT, "train.num_train_epochs=5", "seed=1"),

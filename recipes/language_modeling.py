@@ -183,10 +183,9 @@ class LanguageModeling(Task):
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
         if self.answers:
-            end = self._end(processor)
-            return chat.example_columns(
-                chat.encode_examples(rows, processor, labelled, end), self.options.block_size, end
-            )
+            end, size = self._end(processor), self.options.block_size
+            kept = generation.kept_tokens(self.options.max_new_tokens, size)
+            return chat.example_columns(chat.encode_examples(rows, processor, labelled, end), size, end, kept)
         tokens = blocks.encode_documents(rows["text"], processor, self.causal)
         return {"tokens": tokens, "length": [len(ids) for ids in tokens]}
 
@@ -293,7 +292,10 @@ class LanguageModeling(Task):
 
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         room = (self.options.max_new_tokens, self.options.block_size)
-        return generation.script_values(model, processor, self._end(processor), *room) if self.causal else {}
+        if not self.causal:
+            return {}
+        header = chat.header(processor) if self.options.data_format == "messages" else []
+        return {"header": header} | generation.script_values(model, processor, self._end(processor), *room)
 
 
 TASK = LanguageModeling

@@ -5,9 +5,11 @@ accelerate launch recipes/reviews.py --config recipes/configs/reviews/smoke.yaml
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import chain
 from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -176,9 +178,10 @@ class Reviews(Task):
         return self.inputs.auto_model(config)
 
     def schema(self) -> datasets.Features:
-        from datasets import Features
+        from datasets import Features, List, Value
 
-        return Features({self.modality: self.inputs.feature(), "label": self.head.feature()})
+        labels = {"label": self.head.feature(), "renamed": List(Value("string"))}
+        return Features({self.modality: self.inputs.feature()} | labels)
 
     def check_row(self, row: Row, labelled: bool) -> Row:
         # The label first: decoding an image takes longer.
@@ -186,10 +189,15 @@ class Reviews(Task):
         value = row[self.modality]
         if self.modality == "audio":
             value = {**value, "start": row.get("start"), "end": row.get("end")}
-        return {self.modality: self.inputs.check(value, self.options), "label": label}
+        renamed = self.head.renamed(row["label"]) if labelled else []
+        return {self.modality: self.inputs.check(value, self.options), "label": label, "renamed": renamed}
 
     def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
-        return self.inputs.omissions(rows[self.modality], self.options)
+        given = rows["renamed"][:]
+        counts = Counter(chain.from_iterable(given)).most_common(5)
+        names = ", ".join(f"{name} ({count})" for name, count in counts)
+        merged = Omission("rows with labels renamed by task.label_map", sum(map(bool, given)), len(rows), names)
+        return [merged, *self.inputs.omissions(rows[self.modality], self.options)]
 
     def learn(self, rows: datasets.Dataset) -> None:
         self.head.learn(rows["label"][:])

@@ -123,10 +123,7 @@ def test_an_update_that_breaks_parameters_is_undone(tmp_path, save):
 
 @pytest.mark.parametrize("mode", [SKIP, ROLLBACK])
 def test_the_number_is_limited(tmp_path, mode):
-    with (
-        bad_windows([2, 4, 6]),
-        pytest.raises(RunError, match=r"step 6: .* 2 .*\(train.max_non_finite_steps\)"),
-    ):
+    with bad_windows([2, 4, 6]), pytest.raises(RunError, match=r"step 6: .* 2 .*\(train.max_non_finite_steps\)"):
         train("reviews", tmp_path / "run", *RUN, *WINDOW, mode, "train.max_non_finite_steps=2")
 
 

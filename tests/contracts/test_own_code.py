@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from launching import launch, run
-from runs import ROOT, assert_close, lines, weights
+from runs import ROOT, assert_close, lines, train, weights
 
-from toolkit.base.errors import InputError
-from toolkit.engine.own_metrics import own_scores
-from toolkit.recipe import load_task_type
+from toolkit.base.errors import ConfigError, InputError
+from toolkit.engine.own_metrics import load_metric
 
 RECIPE = '''
 """Texts by the mean of their embeddings: an own model, registered as Hugging Face's are, and an own loss."""
@@ -135,11 +134,38 @@ def trained(folder: Path, name: str, *settings: str, processes: int = 1) -> Path
 
 def test_a_metric_that_is_not_found_says_where_it_is_looked_for():
     with pytest.raises(InputError) as raised:
-        own_scores(["gone.share"], load_task_type("reviews"), [], [])
+        load_metric("gone.share")
     assert str(raised.value).startswith(
         "eval.metrics: cannot use 'gone.share': ModuleNotFoundError: No module named 'gone'"
     )
     assert "found from the current folder" in str(raised.value)
+
+
+def accuracy(predictions: list[str], references: list[str]) -> float:
+    return 0.25
+
+
+def parts(predictions: list[str], references: list[str]) -> dict[str, float]:
+    return {"a": 0.5}
+
+
+OWN = ("train.max_steps=2", "eval.eval_steps=1", f"eval.metrics=[{__name__}.accuracy, {__name__}.parts]")
+
+
+@pytest.mark.parametrize("setting", ["eval.metric_for_best_model={}", "train.target_metric.{}=9"])
+def test_an_own_metric_with_a_taken_name_can_be_chosen_and_one_that_does_not_come_is_named(setting, tmp_path):
+    train("reviews", tmp_path / "own", *OWN, setting.format("eval_own_accuracy"))
+    facts = json.loads((tmp_path / "own/run.json").read_text())
+    assert facts["result"]["eval_own_accuracy"] == 0.25
+    assert "target" in setting or (facts["metric_for_best_model"], facts["result"]["best_metric"]) == (
+        "eval_own_accuracy",
+        0.25,
+    )
+    for name in ("eval_parts", "eval_parts_b"):
+        with pytest.raises(ConfigError, match=rf"received '{name}', the evaluation has .*, parts_a"):
+            train("reviews", tmp_path / name, *OWN, setting.format(name))
+    with pytest.raises(ConfigError, match=r"this task has .*own_accuracy"):
+        train("reviews", tmp_path / "typo", *OWN, setting.format("eval_own_acuracy"))
 
 
 @pytest.mark.distributed

@@ -122,10 +122,14 @@ def test_unanswerable_questions_are_trained_on_and_scored(tmp_path):
     assert_equal_answers(tmp_path / "run", exported(tmp_path / "run", tmp_path), asked, float32_tolerance())
     output = ("--output", tmp_path / "kept.jsonl")
     assert run_command("predict", tmp_path / "run", "--input", asked, *output, *kept) == 0
+    made = json.loads((tmp_path / "kept.jsonl.settings.json").read_text())
+    assert made == {"run": str(tmp_path / "run"), "overrides": ["task.null_score_diff_threshold=1000"]}
     record = json.loads((tmp_path / "kept.jsonl").read_text().splitlines()[0])
     assert record["prediction"] in question()["context"]
     assert record["no_answer_score"] == pytest.approx(float(answer["no_answer_score"]), abs=1e-5)
     assert record["score"] + record["no_answer_score"] <= 1 + 1e-9
+    assert run_command("predict", tmp_path / "run", "--input", asked, *output, "--overwrite") == 0
+    assert not (tmp_path / "kept.jsonl.settings.json").exists()  # these are made as in the run
 
 
 def test_blanks_around_answers_are_taken_off_and_counted(tmp_path, capsys):

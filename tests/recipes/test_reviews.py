@@ -217,10 +217,7 @@ def test_code_in_a_runs_own_folder_is_not_run(finished, tmp_path, capsys):
     ("setting", "message"),
     [
         ("eval.metric_for_best_model=eval_acuracy", r"'acuracy', this task has loss, accuracy.*did you mean"),
-        (
-            "model.config_overrides.problem_type=regression",
-            r"problem_type: received .* set by the task",
-        ),
+        ("model.config_overrides.problem_type=regression", r"problem_type: received .* set by the task"),
         ("model.from_config.hidden_size=33", r"model\.from_config: cannot build AutoModelForSequenceClassification"),
     ],
 )
@@ -391,13 +388,7 @@ def test_an_export_is_complete_and_has_no_private_paths(finished, colleague):
     assert code_lines(colleague) <= 31
     assert files["requirements.txt"].read_text().startswith("torch\ntransformers>=5")
     card = files["model/README.md"].read_text()
-    for part in (
-        "license: unknown",
-        "| train | train.csv | 24 |",
-        "| negative |",
-        "## Intended use",
-        "eval_accuracy",
-    ):
+    for part in ("license: unknown", "| train | train.csv | 24 |", "| negative |", "## Intended use", "eval_accuracy"):
         assert part in card
 
 

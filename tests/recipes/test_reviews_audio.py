@@ -237,12 +237,7 @@ def test_whisper_s_positions_are_cut_to_the_clips_and_stay_the_same(tmp_path):
         ("wav2vec2", {"mask_time_prob": 0.05, "mask_time_length": 20}, {}, "mask_time_prob to 0"),
         ("wav2vec2", {"mask_time_prob": 0.05}, {"min_seconds": 0.3, "speed": 0.4}, "set it to at least 0.308 s"),
         ("wav2vec2", {}, {"min_seconds": 3.0, "max_seconds": 2.0}, "must be at most 2"),
-        (
-            "wav2vec2",
-            {},
-            {"min_seconds": 0.034},
-            "min_seconds: received 0.034, but this wav2vec2 needs at least",
-        ),
+        ("wav2vec2", {}, {"min_seconds": 0.034}, "min_seconds: received 0.034, but this wav2vec2 needs at least"),
         ("audio-spectrogram-transformer", {}, {"min_seconds": 0.02, "max_seconds": 0.5}, "needs at least 400 samples"),
         ("convnext", {}, {"min_seconds": 0.01, "max_seconds": 0.02}, "max_seconds: received 0.02, but"),
     ],

@@ -78,9 +78,7 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path):
     scores = json.loads((tmp_path / "scores.json").read_text())
     evaluation = lines(finished, "eval_loss")[-1]
     assert_close(
-        scores,
-        {name: value for name, value in evaluation.items() if name.startswith("eval_")},
-        float32_tolerance(),
+        scores, {name: value for name, value in evaluation.items() if name.startswith("eval_")}, float32_tolerance()
     )
 
 

@@ -131,15 +131,5 @@ def use_cache(path: str) -> None:
 
 HOOKS: dict[str, Callable[..., None]] = {
     each.__name__: each
-    for each in (
-        arm,
-        kill_at,
-        limit_memory,
-        log_rows,
-        no_prediction,
-        shift_clock,
-        slow,
-        time_calls,
-        use_cache,
-    )
+    for each in (arm, kill_at, limit_memory, log_rows, no_prediction, shift_clock, slow, time_calls, use_cache)
 }

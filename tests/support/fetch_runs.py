@@ -17,11 +17,7 @@ model: {name_or_path: tiny/bert}
 data: {dataset_name: tiny/reviews}
 train: {max_steps: 3, per_device_train_batch_size: 2}
 """
-HUB_ALONE = {
-    "HF_HUB_DISABLE_XET": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_UPDATE_DOWNLOAD_COUNTS": "0",
-}
+HUB_ALONE = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
 """Environment with which the libraries ask no server but the hub."""
 
 

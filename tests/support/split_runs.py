@@ -51,13 +51,7 @@ TASKS: dict[str, tuple[str, ...]] = {
 }
 """Recipe and settings of each task in the table of docs/parallel.md, which both engines train."""
 FURTHER: dict[str, tuple[str, ...]] = {
-    "gpt2": (
-        "language_modeling",
-        *SGD,
-        *GPT2,
-        "checkpoint.format=sharded",
-        "checkpoint.load_best_model_at_end=true",
-    ),
+    "gpt2": ("language_modeling", *SGD, *GPT2, "checkpoint.format=sharded", "checkpoint.load_best_model_at_end=true"),
     "uneven": ("language_modeling", *ADAMW, "model.from_config.vocab_size=401"),
     "audio": ("reviews/smoke_audio", *SGD),
     "adafactor": ("reviews", "train.optim=adafactor", "train.learning_rate=0.01"),

@@ -14,7 +14,7 @@ from toolkit.api.strategy import Strategy
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
 from toolkit.config.messages import did_you_mean
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, EvalConfig
 from toolkit.metrics.score import Quality, Score, short_name
 from toolkit.system.watch import SystemWatch
 
@@ -151,26 +151,28 @@ def best_metric(cfg: Config, task: Task) -> Score:
         ConfigError: if the task has no metric of the configured name.
     """
     name = cfg.eval.metric_for_best_model or task.best_metric
-    own = [short_name(each) for each in cfg.eval.metrics]
-    bare = name.removeprefix("eval_")
-    if bare in own or any(bare.startswith(f"{each}_") for each in own):
-        return Score(f"eval_{bare}", greater_is_better=cfg.eval.greater_is_better)
-    return metric_named(name, task, "eval.metric_for_best_model")
+    return metric_named(name, task, "eval.metric_for_best_model", cfg.eval)
 
 
-def metric_named(name: str, task: Task, setting: str) -> Score:
-    """Returns a metric of a task; its name gets the prefix `eval_`.
+def metric_named(name: str, task: Task, setting: str, settings: EvalConfig | None = None) -> Score:
+    """Returns a metric of a task, or one of the user's own; its name gets the prefix `eval_`.
 
     Args:
         name: its name, with or without the prefix.
         task: the task.
         setting: the setting that received the name, for the error.
+        settings: where `eval.metrics` may name metrics of the user's own; None for those of the task alone.
 
     Raises:
-        ConfigError: if the task has no such metric; lists those that it has.
+        ConfigError: if there is no such metric; lists those that there are.
     """
     name = name.removeprefix("eval_")
     known = {score.name: score for score in overall_scores(task)}
+    if settings is not None and name not in known:
+        own = [f"own_{each}" if each in known else each for each in map(short_name, settings.metrics)]
+        if name in own or any(name.startswith(f"{each}_") for each in own):  # the names in a mapping are not known yet
+            return Score(f"eval_{name}", greater_is_better=settings.greater_is_better)
+        known |= dict.fromkeys(own)
     if name not in known:
         near = did_you_mean(name, list(known))
         raise ConfigError([f"{setting}: received {name!r}, this task has {', '.join(known)}{near}"])
@@ -184,7 +186,7 @@ def target_metric(cfg: Config, task: Task) -> tuple[Score, float] | None:
         ConfigError: if the task has no metric of the configured name.
     """
     for name, goal in cfg.train.target_metric.items():
-        return metric_named(name, task, "train.target_metric"), goal
+        return metric_named(name, task, "train.target_metric", cfg.eval), goal
     return None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from toolkit.base.errors import InputError
 from toolkit.base.files import expanded
+from toolkit.base.run_folder import RunFolder
 
 
 def output_file(path: str | Path, overwrite: bool = False) -> Path:
@@ -26,18 +27,22 @@ def output_file(path: str | Path, overwrite: bool = False) -> Path:
     return file
 
 
-def output_folder(path: str | Path, make: bool = True, empty: bool = True) -> Path:
-    """Returns the folder of `--output`; `make` creates it, `empty` means that it must be empty if it exists.
+def output_folder(path: str | Path, make: bool = True, again: bool = False) -> Path:
+    """Returns the folder of `--output`, which must be empty if it exists; `make` creates it.
 
-    Raises InputError if it is not an empty folder, its parent does not exist, or it cannot be created.
+    With `again`, it is marked by its lock file, and one that an earlier call has marked need not be empty. Raises
+    InputError if it holds something else, its parent does not exist, or it cannot be created.
     """
     folder = expanded(path)
-    if empty and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
+    mark = RunFolder(folder).lock
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (again and mark.exists())):
         raise InputError(f"--output: {folder.absolute()} is not an empty folder; use another one, or delete it")
     if not make:
         return folder if folder.is_dir() else output_file(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if again:
+            mark.touch()
     except OSError as error:
         raise InputError(f"--output: cannot make the folder {folder.absolute()}: {error.strerror}") from error
     return folder

@@ -85,11 +85,7 @@ def load_model_into(
 
 
 def load_optimizer_into(
-    checkpoint: Checkpoint,
-    optimizer: Any,
-    model: nn.Module,
-    mesh: Mesh = ONE_PROCESS,
-    outline: nn.Module | None = None,
+    checkpoint: Checkpoint, optimizer: Any, model: nn.Module, mesh: Mesh = ONE_PROCESS, outline: nn.Module | None = None
 ) -> None:
     """Restores the optimizer's state exactly; `model` is the unwrapped model, which names its parameters.
 

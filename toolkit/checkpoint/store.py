@@ -23,14 +23,7 @@ from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import disk_problem, read_json, sync
 from toolkit.base.run_folder import CheckpointFolder
 from toolkit.checkpoint.lock import require_own
-from toolkit.checkpoint.manifest import (
-    STEP_PREFIX,
-    FileEntry,
-    read_manifest,
-    reason,
-    verify,
-    write_manifest,
-)
+from toolkit.checkpoint.manifest import STEP_PREFIX, FileEntry, read_manifest, reason, verify, write_manifest
 
 _TEMPORARY, _ASIDE = ".tmp-", ".old-"
 NOTHING: Mapping[Path, str] = MappingProxyType({})

@@ -26,19 +26,10 @@ from toolkit.base.shards import Box
 from toolkit.checkpoint.manifest import FileEntry, files_of, read_manifest, reason
 
 DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 """Data types by their names in safetensors files."""
 OFFSETS_KEY, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 """Where torch's HuggingFaceStorageWriter writes the first index of each tensor, so that torch reads our shards."""

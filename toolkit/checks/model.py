@@ -23,13 +23,7 @@ from toolkit.distributed.tensor.plans import plan_problems, split_modules
 from toolkit.modalities.text import prefix_problems, shape_problems
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import adapter_problems, add_adapters, prompt_problems
-from toolkit.models.load import (
-    attention,
-    build_empty,
-    head_problems,
-    lost_override_problems,
-    unused_parameter_problems,
-)
+from toolkit.models.load import attention, build_empty, head_problems, lost_override_problems, unused_parameter_problems
 from toolkit.models.parts import freeze
 from toolkit.models.unpadded import families
 from toolkit.optim.optimizers import rates

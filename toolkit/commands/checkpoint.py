@@ -95,7 +95,4 @@ def run_verify(arguments: argparse.Namespace) -> None:
     verify_run(expanded(arguments.run))
 
 
-COMMANDS = {
-    "checkpoint": Command(add_checkpoint, run_checkpoint),
-    "verify": Command(add_verify, run_verify),
-}
+COMMANDS = {"checkpoint": Command(add_checkpoint, run_checkpoint), "verify": Command(add_verify, run_verify)}

@@ -120,4 +120,6 @@ def run_command(name: str, arguments: Sequence[str]) -> None:
         command.print_help()
         sys.exit(2)
     given = list(chosen.rewritten(options.with_current_names(name, arguments[1:], command)))
-    chosen.work(command.parse_intermixed_args(given, argparse.Namespace(command=["toolkit", *arguments])))
+    parsed = command.parse_intermixed_args(given, argparse.Namespace(command=["toolkit", *arguments]))
+    options.reject_own_inputs(parsed)
+    chosen.work(parsed)

@@ -178,13 +178,23 @@ def with_current_names(command: str, arguments: Sequence[str], parser: argparse.
     return ["".join((renamed.get(name, name), equals, value)) for name, equals, value in split]
 
 
-def reject_input_as_output(file: Path, inputs: Sequence[str], option: str = "--output") -> None:
+def reject_input_as_output(file: Path, inputs: Iterable[str], option: str = "--output") -> None:
     """Raises InputError if the file to write is one of the inputs, which are given as options name them."""
     from toolkit.config.paths import files_of
 
     read = [expanded(each) for name in inputs for each in files_of(name)]
     if any(kind_of(each) == kind_of(file) == "file" and file.samefile(each) for each in read):
         raise InputError(f"{option}: {file} is an input and would be overwritten; use another file")
+
+
+def reject_own_inputs(arguments: argparse.Namespace) -> None:
+    """Raises InputError if `--output` names a file that another argument of the command, or a setting, names."""
+    given = {name: value if isinstance(value, list) else [value] for name, value in vars(arguments).items()}
+    outputs = [each for each in given.pop("output", []) if isinstance(each, str) and kind_of(expanded(each)) == "file"]
+    given.pop("command")
+    words = [each for values in given.values() for each in values if isinstance(each, str)] if outputs else []
+    for output in outputs:
+        reject_input_as_output(expanded(output), [word.partition("=")[2] or word for word in words])
 
 
 READ_FROM_REQUESTS = ("columns", "unescape_html")

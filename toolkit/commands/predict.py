@@ -37,14 +37,24 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
 
 def run_predict(arguments: argparse.Namespace) -> None:
     """Writes the rows of the inputs with their predictions, in order, or shows those of single inputs."""
+    from toolkit.base.console import say
+    from toolkit.base.files import write_json
+    from toolkit.base.processes import is_first_rank
     from toolkit.deploy.predict import AnswerOptions, answer, file_inputs, text_input
-    from toolkit.deploy.trained import read_settings
+    from toolkit.deploy.trained import decoded_with, read_settings
 
     output, contents = _output(arguments), AnswerOptions(arguments.threshold, arguments.all_scores)
     contents.check(read_settings(expanded(arguments.run), arguments.recipe, overrides=arguments.overrides)[1])
     run = open_trained(arguments)
     inputs = file_inputs(run, arguments.input) if arguments.input else [text_input(run, arguments.input_text)]
     answer(run, inputs, output, contents, skips_rows=arguments.bad_rows != "error")
+    if output is None or not is_first_rank():
+        return
+    beside, changed = output.with_name(f"{output.name}.settings.json"), decoded_with(arguments.overrides)
+    beside.unlink(missing_ok=True)  # of the answers that were there before
+    if changed:
+        write_json(beside, {"run": str(expanded(arguments.run).absolute()), "overrides": changed})
+        say(f"the changed settings are in {beside}")
 
 
 def _output(arguments: argparse.Namespace) -> Path | None:
@@ -86,15 +96,10 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
 
     output = expanded(arguments.output) if arguments.output else None
     bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(expanded(arguments.run)).bad_rows_evaluate
-    for file, what in ((output, "--output"), (bad, "--data: the list of unusable rows")):
-        if file:
-            options.reject_input_as_output(file, [arguments.data], what)
+    options.reject_input_as_output(bad, [arguments.data], "--data: the list of unusable rows")
     output = output_file(output, arguments.overwrite) if output else None
     run, changed = open_trained(arguments, skips_rows=True), decoded_with(arguments.overrides)
     evaluate_file(run, Path(arguments.run).name, arguments.data, bad, output, changed)
 
 
-COMMANDS = {
-    "predict": Command(add_predict, run_predict),
-    "evaluate": Command(add_evaluate, run_evaluate),
-}
+COMMANDS = {"predict": Command(add_predict, run_predict), "evaluate": Command(add_evaluate, run_evaluate)}

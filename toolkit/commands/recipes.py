@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,7 @@ def run_init(arguments: argparse.Namespace) -> None:
     made = draft(arguments.source, arguments.recipe, overrides, scratch=arguments.from_scratch)
     if arguments.interactive and (answers := _ask(made)):
         made = draft(arguments.source, made.kind.recipe, overrides + answers, scratch=arguments.from_scratch)
+    omitted = Subject(made.config, made.task, made.rows, made.sample.profile).omissions()
     of_run = f"{made.kind.recipe} --config {shlex.quote(str(output))}"
     command = f"toolkit train {of_run}"
     with written_whole(output) as file:
@@ -61,12 +63,13 @@ def run_init(arguments: argparse.Namespace) -> None:
         # What has problems is not written. A model of the hub may be loaded later, and a former run does not matter.
         here = expanded(made.config.model.name_or_path or "").is_dir()
         unused = [f"output_dir={file.name}.run"]
-        validate(type(made.task), file.name, unused, elsewhere=not here, first_rows=False).raise_problems()
+        found = validate(type(made.task), file.name, unused, elsewhere=not here, first_rows=False)
+        told = [problem.replace(Path(file.name).name, output.name) for problem in found.problems]
+        replace(found, problems=told).raise_problems()
     say(f"{arguments.source}: {made.summary}")
     for guess in (guess for guess in made.guesses if guess.key == LABEL_MAP and guess.reason != AS_GIVEN):
         say(f"  - task.label_map={to_yaml(guess.value)}: {guess.reason}")
-    shown = Subject(made.config, made.task, made.rows, made.sample.profile)
-    for each in (*shown.omissions(), *made.rows.findings.warnings()):
+    for each in (*omitted, *made.rows.findings.warnings()):
         say(f"  - {each}")
     if made.task.has("baselines"):
         say(f"scores that the training must beat:\n\n  toolkit baseline {of_run} --no-model\n")
@@ -201,8 +204,4 @@ def _summary(recipe: Path) -> str:
     return text.partition("\n")[0].rstrip(".")
 
 
-COMMANDS = {
-    "init": Command(add_init, run_init),
-    "ls": Command(add_ls, run_ls),
-    "cp": Command(add_cp, run_cp),
-}
+COMMANDS = {"init": Command(add_init, run_init), "ls": Command(add_ls, run_ls), "cp": Command(add_cp, run_cp)}

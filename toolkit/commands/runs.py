@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.base.console import counted, format_duration, warn
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import expanded
-from toolkit.base.outputs import output_file
+from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import is_own_run, require_trusted, shipped_copy
 from toolkit.commands import options
@@ -263,7 +263,7 @@ def run_reproduce(arguments: argparse.Namespace) -> None:
     _reject_foreign_code(arguments.run, record, own)
     _require_sizes(arguments.run, record, own)
     _require_comparable_model(arguments.run, record)
-    folder = expanded(arguments.output or f"{record.folder}-reproduced").absolute()
+    folder = output_folder(arguments.output or f"{record.folder}-reproduced", make=False).absolute()
     if difference := _code_difference(record, recipe):
         warn(difference)
     processes = arguments.processes or record.facts["num_processes"]

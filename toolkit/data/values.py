@@ -19,6 +19,8 @@ def printed_list(text: str) -> Any:
     Raises BadRow if it begins as a printed list and cannot be read.
     """
     text = "()" if text.strip() == "set()" else text.strip()
+    if re.match(r"[\w.]+\(\s*[\[({]+\s*['\"]", text):  # array(['big']), frozenset({'big'})
+        raise BadRow(f"label {text!r} looks like a printed list and cannot be read as one")
     if text[:1] + text[-1:] not in ("[]", "()", "{}") or _NEGATIVE.fullmatch(text):
         return None
     between = r"(?<=['\"])\s+(?=['\"])|(?<=[\d.])\s+(?=[\d.+-])"  # numpy prints no commas
@@ -43,7 +45,7 @@ def vector(parts: Sequence[Any]) -> list[bool] | None:
 
 
 _FLAG = re.compile(r"[01](\.0*)?|true|false")
-_CURRENCY = r"[A-Z]{3}|[A-Z]{0,3}\$|(?:kr|Kč|zł|Ft|Rs|lei|Fr)\.?|[^\w\s.,'+()-]"
+_CURRENCY = r"[A-Z]{3}|[A-Z]{0,3}\$|(?:kr|Kč|zł|Ft|Rs|lei|Fr)\.?|[%‰$£¥¢€\u20a0-\u20cf]"
 _AMOUNT = re.compile(rf"([+-]?)(?:{_CURRENCY})?([+-]?)([\d.,']*\d[.,]?)(?:{_CURRENCY})?")
 """A number with a sign, and a currency or percent sign before or after it; blanks are gone."""
 _NEGATIVE = re.compile(r"\([\d.,']*\d\)")  # as accountants write it; printed tuples have blanks

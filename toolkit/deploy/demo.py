@@ -281,18 +281,10 @@ def build_demo(run: TrainedRun, name: str, limits: Limits, folder: Path) -> ASGI
     page = build_page(name, service.columns, validation_examples(run, folder / "examples"), service.answers)
     page.queue(default_concurrency_limit=limits.max_queue, max_size=limits.max_queue)
     app = mount_gradio_app(
-        application(service),
-        page,
-        path="/",
-        footer_links=[],
-        run_history=False,
-        ssr_mode=False,
-        mcp_server=False,
-        show_error=False,
-        max_file_size=limits.max_body,
-        allowed_paths=[str(folder / "examples")],
+        application(service), page, path="/", footer_links=[], run_history=False, ssr_mode=False, mcp_server=False,
+        show_error=False, max_file_size=limits.max_body, allowed_paths=[str(folder / "examples")],
         theme=themes.Default(font=FONT, font_mono=FONT_MONO),
-    )
+    )  # fmt: skip
     return OwnFiles(app, folder, limits.max_body)
 
 

@@ -77,12 +77,16 @@ def _style(file: str, reading: Reading) -> tuple[str, bool]:
 
 def columns_for(file: str, task: Task, columns: Mapping[str, str], reading: Reading) -> Mapping[str, str]:
     """Returns `data.columns` for a file without labels, whose only column is the task's only input."""
-    inputs = needed_columns(task)
-    present = columns_of(islice(read_rows(file, reading, labelled=False), PEEKED_ROWS))
+    inputs, trained = needed_columns(task), [columns.get(each, each) for each in used_columns(task)]
+    rows = list(islice(read_rows(file, reading, labelled=False), PEEKED_ROWS))
+    present = columns_of(iter(rows))
+    if Path(file).suffix.lower() == ".txt" and rows and rows[0].values:
+        (line,) = rows[0].values.values()
+        if (parts := re.split(r"\s*[,;|\t]\s*", line.strip())) and len(parts) > 1 and set(parts) & set(trained):
+            raise DataError(f"{file}: its first line, {line!r}, is the header of a table; name the file .csv")
     if is_files(file) or len(present) != 1 or len(inputs) != 1 or len(present[0]) > LONG_NAME:
         return columns
     ((name, column),) = inputs.items()
-    trained = [columns.get(each, each) for each in used_columns(task)]
     held = [each for each in trained if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", present[0])]
     if present[0] != columns.get(name, name) and (held or any(each in present[0] for each in DELIMITERS)):
         return columns  # a line that was not divided, or another column

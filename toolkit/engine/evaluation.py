@@ -170,8 +170,7 @@ def evaluate(
         nonlocal records
         records = predictor.task.decode(predictions, data)
         found = predictor.task.metrics(records, predictions, data)
-        own = predictor.cfg.eval.metrics
-        return found | (own_scores(own, predictor.task, records, found) if own else {})
+        return found | own_scores(predictor.cfg, predictor.task, records, found)
 
     metrics = on_main(predictor.accelerator, score)
     return Evaluation({"loss": loss, **metrics}, predictions, records)

@@ -9,9 +9,11 @@ from typing import Any
 
 from toolkit.api.batch import Record
 from toolkit.api.task import Task
-from toolkit.base.errors import InputError
+from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import expanded
 from toolkit.base.package import import_object
+from toolkit.config.messages import did_you_mean
+from toolkit.config.sections import Config
 from toolkit.metrics.score import short_name
 
 Metric = Callable[[Sequence[Any], Sequence[Any]], float | Mapping[str, float]]
@@ -42,12 +44,17 @@ def load_metric(name: str) -> Metric:
     return found
 
 
-def own_scores(names: Iterable[str], task: Task, records: Iterable[Record], known: Iterable[str]) -> dict[str, float]:
-    """Returns finite scores by name, `<metric>` or `<metric>_<name>`; `known` are names that are taken."""
+def own_scores(cfg: Config, task: Task, records: Iterable[Record], known: Iterable[str]) -> dict[str, float]:
+    """Returns finite scores by name, `<metric>` or `<metric>_<name>`; `known` are names that are taken.
+
+    Raises InputError if a metric fails, and ConfigError if one that a setting names is not among all these.
+    """
+    if not cfg.eval.metrics:
+        return {}
     pairs = [(record["prediction"], record[task.reference]) for record in records]
     predictions, references = [one for one, _ in pairs], [other for _, other in pairs]
     values: dict[str, Any] = {}
-    for name in names:
+    for name in cfg.eval.metrics:
         short, metric = short_name(name), load_metric(name)
         try:
             try:
@@ -61,4 +68,11 @@ def own_scores(names: Iterable[str], task: Task, records: Iterable[Record], know
         values |= {each if each == short else f"{short}_{each}": value for each, value in several.items()}
     if wrong := [each for each, value in values.items() if not (isinstance(value, float | int) and isfinite(value))]:
         raise InputError(f"eval.metrics: {', '.join(wrong)}: expected finite numbers, received {values[wrong[0]]!r}")
-    return {f"own_{name}" if name in known else name: float(value) for name, value in values.items()}
+    scores = {f"own_{name}" if name in known else name: float(value) for name, value in values.items()}
+    settings = [("train.target_metric", each) for each in cfg.train.target_metric]
+    settings.append(("eval.metric_for_best_model", cfg.eval.metric_for_best_model or "loss"))
+    there = [*known, "loss", *scores]
+    if lost := [f"{key}: received {name!r}, the evaluation has {', '.join(there)}{did_you_mean(name, there)}"
+                for key, name in settings if name.removeprefix("eval_") not in there]:  # fmt: skip
+        raise ConfigError(lost)
+    return scores

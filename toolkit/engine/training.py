@@ -400,18 +400,11 @@ class Session(Training):
             self.tracker.log({"step": state.step, "epoch": self.epoch, **further})
         run.system.end()
         return FitResult(
-            steps=state.step,
-            train_loss=self.meter.train_loss,
-            evaluations=evaluations,
-            best=state.best_metric,
-            best_step=state.best_step,
-            train_seconds=self.meter.seconds,
-            items_per_second=self.meter.items_per_second,
+            steps=state.step, train_loss=self.meter.train_loss, evaluations=evaluations, best=state.best_metric,
+            best_step=state.best_step, train_seconds=self.meter.seconds, items_per_second=self.meter.items_per_second,
             memory=run.memory.use(self.bare_model, state_bytes(self.optimizer), self.checkpointer.copy_bytes),
-            further=further,
-            phases=self.phases.seconds(),
-            costs=total_of(self).figures(run.cfg.tracking),
-        )
+            further=further, phases=self.phases.seconds(), costs=total_of(self).figures(run.cfg.tracking),
+        )  # fmt: skip
 
 
 def _note_long_rows(run: Run) -> None:

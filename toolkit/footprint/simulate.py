@@ -207,24 +207,15 @@ def simulate(subject: Subject) -> Footprint:
         # An optimizer that updates all weights together, as on a GPU, needs temporary memory of their size.
         step_peak += copies + waiting + (gradients if subject.fused_attention and preset.foreach else 0)
         return Footprint(
-            parameters=at_peak["parameters"],
-            buffers=at_peak["buffers"],
-            gradients=gradients,
-            optimizer_state=state,
-            copies=copies,
-            **passed,
-            batch=held + waiting,
+            parameters=at_peak["parameters"], buffers=at_peak["buffers"], gradients=gradients, optimizer_state=state,
+            copies=copies, **passed, batch=held + waiting,
             working=max(0, at_peak["working"] + sum(at_peak[kind] - passed[kind] for kind in KEPT)),
-            gradients_at_peak=at_peak["gradients"],
-            peak=max(peak + lasting + copies + waiting, step_peak),
-            step_peak=step_peak,
-            trained=sum(p.numel() for p in parameters),
-            total=sum(p.numel() for p in model.parameters()),
-            rows=subject.rows,
-            layers=len(layers.modules),
+            gradients_at_peak=at_peak["gradients"], peak=max(peak + lasting + copies + waiting, step_peak),
+            step_peak=step_peak, trained=sum(p.numel() for p in parameters),
+            total=sum(p.numel() for p in model.parameters()), rows=subject.rows, layers=len(layers.modules),
             layer_parameters=layers.parameters or at_peak["parameters"],
             boundary=layers.boundary, crossing=layers.crossing, **cuts.figures,
-        )  # fmt: skip
+        )  # fmt: skip  # fmt: skip
 
 
 def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:

@@ -101,7 +101,7 @@ def cross_validate(request: Request, folds: int, keep_models: bool) -> CrossVali
     if request.cfg.data.validation_file is not None:
         say(f"{request.cfg.data.validation_file} is not read: the validation rows are folds of the training rows")
     metric = best_metric(trainings[0].cfg, trainings[0].task).name
-    with OutputLock(request.make_output(empty=False)):
+    with OutputLock(request.make_output(again=True)):
         measured = [_trained(each, number, metric, keep_models) for number, each in enumerate(trainings, start=1)]
     return CrossValidation(
         metric=metric,

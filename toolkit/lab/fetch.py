@@ -82,7 +82,7 @@ class Target:
         foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in own and not is_temporary(entry))
         if foreign:
             raise InputError(
-                f"--to: {folder} holds {', '.join(foreign[:5])}, which is not of `toolkit fetch`; use another folder"
+                f"--output: {folder} holds {', '.join(foreign[:5])}, not of `toolkit fetch`; use another folder"
             )
         remove_leftovers(folder)
         self.former = self._former()
@@ -411,7 +411,7 @@ def fetch(
                 _fetch_prepared(target, cfg, task_type(cfg))
                 found = target.finish()
     except FileExistsError as error:
-        raise InputError(f"--to: {folder} is a file; name a folder") from error
+        raise InputError(f"--output: {folder} is a file; name a folder") from error
     except OSError as error:
         place = Path(str(error.filename)) if error.filename else folder
         raise RunError(f"cannot write {folder}: {place}: {why(error, place)}") from error

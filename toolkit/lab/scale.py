@@ -371,7 +371,7 @@ def scale(request: Request, processes: Sequence[int], mode: Mode, rounds: int, s
         RunError: if a run fails; a rerun continues with it.
     """
     what = scale_of(request, processes, mode, rounds, steps)
-    request.make_output(empty=False)
+    request.make_output(again=True)
     with OutputLock(what.folder):
         measured = measure(what)
     found = scaled(measured.rounds, mode)
@@ -393,20 +393,13 @@ def scale(request: Request, processes: Sequence[int], mode: Mode, rounds: int, s
         })  # fmt: skip
     serial = found.serial.value
     return ScaleReport(
-        config=str(request.config),
-        steps=steps,
-        command=request.command,
-        mode=mode,
-        rounds=rounds,
-        threads=what.threads,
-        cores=usable_cores() if example["device"] == "cpu" else None,
-        points=points,
+        config=str(request.config), steps=steps, command=request.command, mode=mode, rounds=rounds,
+        threads=what.threads, cores=usable_cores() if example["device"] == "cpu" else None, points=points,
         serial=_figure(found.serial) if len(processes) > 1 else None,
-        amdahl=[[n, amdahl(serial, n)] for n in processes],
-        gustafson=[[n, gustafson(serial, n)] for n in processes],
+        amdahl=[[n, amdahl(serial, n)] for n in processes], gustafson=[[n, gustafson(serial, n)] for n in processes],
         costs=sums_of(run["figures"] for runs in measured.rounds.values() for run in runs),
         **{name: example[name] for name in ("device", "hardware", "versions", "energy_source")},
-    )
+    )  # fmt: skip
 
 
 def _figure(figure: Any) -> dict[str, float | None]:

@@ -65,12 +65,9 @@ class Request:
             check_launch(cfg, self.task_type, self.launch.processes)
         return replace(self, overrides=[*self.overrides, *more], cfg=cfg)
 
-    def make_output(self, empty: bool = True) -> Path:
-        """Makes the output folder, once the request has been checked.
-
-        Raises InputError if it cannot be made, or must be empty and is not.
-        """
-        return output_folder(self.output, empty=empty)
+    def make_output(self, again: bool = False) -> Path:
+        """Makes the output folder, once the request has been checked; arguments and errors as `output_folder`."""
+        return output_folder(self.output, again=again)
 
     def measured(self, work: str, **more: Any) -> Any:
         """Returns the result of a function that trains; see `run_apart`."""

@@ -70,9 +70,7 @@ def resamples(size: int) -> Iterator[np.ndarray]:
 
 
 def bootstrap(
-    statistics: ArrayLike,
-    scores: Callable[[np.ndarray], Mapping[str, np.ndarray]],
-    counts: ArrayLike | None = None,
+    statistics: ArrayLike, scores: Callable[[np.ndarray], Mapping[str, np.ndarray]], counts: ArrayLike | None = None
 ) -> dict[str, Interval]:
     """Bootstraps scores that are functions of sums over examples (Efron 1979, The Annals of Statistics 7).
 

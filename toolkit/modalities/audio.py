@@ -176,15 +176,8 @@ def feature() -> Any:
     """Returns the Arrow type of a checked value."""
     from datasets import Value
 
-    return {
-        "path": Value("string"),
-        "bytes": Value("binary"),
-        "name": Value("string"),
-        "first": Value("int64"),
-        "frames": Value("int64"),
-        "rate": Value("int64"),
-        "channels": Value("int64"),
-    }
+    texts = {"path": Value("string"), "bytes": Value("binary"), "name": Value("string"), "silent": Value("bool")}
+    return texts | dict.fromkeys(("first", "frames", "rate", "channels"), Value("int64"))
 
 
 def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
@@ -197,13 +190,13 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
 
     Returns:
         The reference with the clip's `first` frame (sample per channel), its number of `frames`, their `rate` per
-        second, and its number of `channels`.
+        second, its number of `channels`, and whether its recording is `silent`.
 
     Raises:
         BadRow: if the file cannot be used, with its name and the reason.
         DataError: if the machine could not read it just now.
     """
-    (frames, rate, channels), start, end = whole(file), file.get("start"), file.get("end")
+    (frames, rate, channels, silent), start, end = whole(file), file.get("start"), file.get("end")
     if not frames:
         raise BadRow(f"{file['name']}: holds no samples")
     try:
@@ -218,16 +211,20 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
     first, last = round(begin * rate), min(round(stop * rate), frames)
     if last <= first:
         raise BadRow(f"{file['name']}: holds no samples")
-    part = {"first": first, "frames": last - first, "rate": rate, "channels": channels}
+    part = {"first": first, "frames": last - first, "rate": rate, "channels": channels, "silent": silent}
     return {name: file[name] for name in ("path", "bytes", "name")} | part
 
 
-_measured: dict[str, tuple[int, int, int]] = {}
-"""Frames, rate and channels of the last file that was decoded, by its path: rows may be many parts of one recording."""
+SILENCE = 1e-4
+"""Largest difference of two samples, of -1 to 1, of a recording that has no content."""
+Measured = tuple[int, int, int, bool]
+"""The frames of a recording, their rate, its channels, and whether it is silent."""
+_measured: dict[str, Measured] = {}
+"""The last file that was decoded, by its path: rows may be many parts of one recording."""
 
 
-def whole(file: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Decodes a recording; returns its frames, their rate, and its channels. Raises BadRow and DataError as `check`."""
+def whole(file: Mapping[str, Any]) -> Measured:
+    """Decodes a recording, and returns what it measures. Raises BadRow and DataError as `check`."""
     path = file["path"] if file["bytes"] is None else None
     if path is None or path not in _measured:
         found = _measure(file)
@@ -238,9 +235,10 @@ def whole(file: Mapping[str, Any]) -> tuple[int, int, int]:
     return _measured[path]
 
 
-def _measure(file: Mapping[str, Any]) -> tuple[int, int, int]:
+def _measure(file: Mapping[str, Any]) -> Measured:
     import soundfile
 
+    low, high = np.inf, -np.inf
     try:
         with open_sound(file) as opened:
             missing, unended = missing_share(opened) or 0.0, lacks_last_page(opened)
@@ -251,6 +249,7 @@ def _measure(file: Mapping[str, Any]) -> tuple[int, int, int]:
                 # Not `sound.blocks`, which pads truncated files with invented samples.
                 while len(block := sound.read(BLOCK_FRAMES, dtype="float32")):
                     frames += len(block)
+                    low, high = min(low, block.min()), max(high, block.max())
                     if not np.isfinite(block).all():
                         raise BadRow(f"{file['name']}: holds samples that are not finite numbers")
     except (soundfile.SoundFileError, OSError, MemoryError) as error:
@@ -263,7 +262,7 @@ def _measure(file: Mapping[str, Any]) -> tuple[int, int, int]:
         raise BadRow(f"{file['name']}: truncated after {frames / rate:g} s, the last part of the file is missing")
     if promised - frames > BROKEN_OFF_SECONDS * rate:
         raise BadRow(f"{file['name']}: truncated after {frames / rate:.6g} of {promised / rate:.6g} s")
-    return frames, rate, channels
+    return frames, rate, channels, bool(high - low <= SILENCE)
 
 
 def _reason(error: Exception) -> str:
@@ -462,11 +461,13 @@ def shown(file: Mapping[str, Any]) -> str:
 
 
 def omissions(files: Sequence[Mapping[str, Any]], options: Any) -> list[Omission]:
-    """Returns how many clips are cropped, padded with silence, or mixed to one channel."""
+    """Returns how many clips are silent, cropped, padded with silence, or mixed to one channel."""
+    silent = [file["name"] for file in files if file["silent"]]
     seconds, total = [file["frames"] / file["rate"] for file in files], len(files)
     longest, least = options.audio.max_seconds, options.audio.min_seconds
     cropped, padded = sum(each > longest for each in seconds), sum(each < least for each in seconds)
     return [
+        Omission("clips of recordings without any sound", len(silent), len(files), ", ".join(silent[:1])),
         Omission(f"clips cropped to task.audio.max_seconds={longest:g}", cropped, total),
         Omission(f"clips padded with silence to task.audio.min_seconds={least:g}", padded, total),
         Omission("clips mixed to one channel", sum(file["channels"] > 1 for file in files), total),

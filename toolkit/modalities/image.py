@@ -16,7 +16,7 @@ from toolkit.api.batch import BadRow, Omission, Processor, look_up
 from toolkit.api.random import RowRandom
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.modalities.image_files import FRAMES
+from toolkit.modalities.image_files import FRAMES, depth
 from toolkit.modalities.image_files import as_channels as as_channels
 from toolkit.modalities.image_files import decode as decode
 from toolkit.modalities.options import ImageOptions
@@ -131,7 +131,7 @@ def feature() -> Any:
     from datasets import Value
 
     return {"path": Value("string"), "bytes": Value("binary"), "name": Value("string"), "flat": Value("bool"),
-            "transparent": Value("bool"), "frames": Value("int64")}  # fmt: skip
+            "transparent": Value("bool"), "frames": Value("int64"), "depth": Value("int64")}  # fmt: skip
 
 
 def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
@@ -140,7 +140,8 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
     values = np.asarray(as_channels(image, 1))
     transparent = image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., -1].min() < 255
     flat = values.max() <= int(values.min()) + FLAT
-    return {**file, "flat": bool(flat), "transparent": bool(transparent), "frames": image.info[FRAMES]}
+    found = {"flat": bool(flat), "transparent": bool(transparent), "frames": image.info[FRAMES], "depth": depth(image)}
+    return {**file, **found}
 
 
 FLAT = 3
@@ -154,6 +155,10 @@ def omissions(files: Sequence[Mapping[str, Any]], options: Any) -> list[Omission
         "images used without their transparency": [file["name"] for file in files if file["transparent"]],
         "images used without the frames after the first": [file["name"] for file in files if file["frames"] > 1],
     }
+    depths = {file["depth"] for file in files} - {0}
+    for bound in sorted(depths)[:-1]:  # one of them only is right if all are from one device
+        what = f"images of 16 bits read as of {bound.bit_length() - 1}, others as of more: their brightness differs"
+        found[what] = [file["name"] for file in files if file["depth"] == bound]
     return [
         Omission(what, len(names), len(files), f"for instance {names[0]}") for what, names in found.items() if names
     ]

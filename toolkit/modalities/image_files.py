@@ -87,15 +87,21 @@ def _reason(error: Exception, name: str) -> str:
     return f"cannot be decoded: {error or type(error).__name__}"
 
 
+def depth(image: Image) -> int:
+    """Returns the bound of the values of an image of 16 bits, which may be of 8 or 12, by its largest; 0 for others."""
+    if not image.mode.startswith("I"):
+        return 0
+    largest = np.asarray(image).max()
+    return next(bound for bound in DEPTHS if largest < bound)
+
+
 def as_channels(image: Image, channels: int) -> Image:
     """Converts an image to grey (1 channel) or RGB (3)."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255 instead of scaling
         values = np.asarray(image)
-        # Files of 16 bits hold images of 8 or 12, too, which would be black.
-        step = next(step for bound, step in DEPTHS.items() if values.max() < bound)
-        image = Image.fromarray((values // step).astype(np.uint8))
+        image = Image.fromarray((values // DEPTHS[depth(image)]).astype(np.uint8))
     if "transparency" in image.info:  # avoids Pillow's warning about transparency, which is dropped
         image = image.convert("RGBA")
     return image.convert("L" if channels == 1 else "RGB")

@@ -101,13 +101,7 @@ class TokenizerStyle:
 
 
 ENCODER = TokenizerStyle(
-    {
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "mask_token": "[MASK]",
-    },
+    {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},
     ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
     lowercase=True,
 )

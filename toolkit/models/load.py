@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from toolkit.base.console import say
+from toolkit.base.console import say, warn
 from toolkit.base.errors import ConfigError, InputError, pretrained_error
 from toolkit.base.files import kind_of, read_json
 from toolkit.base.offline import prepare_download
@@ -199,19 +199,14 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
         except Exception as error:  # each model class has its own checks and exception types
             raise ConfigError([f"model.from_config: cannot build {auto_model}: {error}"]) from error
     name = str(model.name_or_path)
+    if config.dtype == torch.float64:
+        warn(f"{name} has float64 weights, which the toolkit reads, trains and saves in float32")
     try:
         loaded, info = auto_class.from_pretrained(
-            name,
-            config=config,
-            revision=model.revision or "main",
-            trust_remote_code=model.trust_remote_code,
-            use_safetensors=True,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **quantization(model, config, auto_class),
-            **attending,
-        )
+            name, config=config, revision=model.revision or "main", trust_remote_code=model.trust_remote_code,
+            use_safetensors=True, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
+            **quantization(model, config, auto_class), **attending,
+        )  # fmt: skip
     except Exception as error:
         raise pretrained_error("model.name_or_path", name, error) from error
     _reject_lost_weights(loaded, info, name)

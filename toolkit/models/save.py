@@ -91,6 +91,8 @@ def save_model(run: Run, replacing: Callable[[], object]) -> None:
         replacing: called when the new folder is complete, before it gets this name.
     """
     files = RunFolder(run.output_dir)
+    if stops := run.task.script_values(run.model, run.processor).get("stops"):  # `model.generate` stops there, too
+        run.model.generation_config.eos_token_id = stops
     with written_folder(files.model, replacing) as folder:
         write_model(run.model, run.processor, run.cfg.model, folder, files.base, files.model)
 

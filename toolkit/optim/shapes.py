@@ -346,10 +346,7 @@ def range_test(
 
 
 def _shape(
-    factor: Callable[..., float],
-    *required: str,
-    warms_up: bool = False,
-    momentum: Callable[..., float] | None = None,
+    factor: Callable[..., float], *required: str, warms_up: bool = False, momentum: Callable[..., float] | None = None
 ) -> Shape:
     """Returns a shape whose arguments are those of its functions."""
     hints = get_type_hints(factor, include_extras=True)

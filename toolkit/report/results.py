@@ -228,7 +228,7 @@ def qualities(run: Run, result: FitResult) -> dict[str, Quality]:
     }
 
 
-BRIEF, SHARE, SAMPLE = 20.0, 0.1, 200
+BRIEF, SHARE, SAMPLE = 10.0, 0.1, 200
 """Seconds of trainings that are too short to compare with answers without a neural network. In others, these take at
 most this share of the time, as about so many rows tell."""
 

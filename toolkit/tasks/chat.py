@@ -144,7 +144,7 @@ def _answer(
 def encode_prompt(prompt: str | list[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the tokens that a model answers: the prompt's, or the messages' in the chat template."""
     if not isinstance(prompt, str):
-        return _rendered(prompt, tokenizer, add_generation_prompt=True)
+        return _rendered(prompt, tokenizer, add_generation_prompt=True) + header(tokenizer)
     ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
     return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids  # some tokenizers end every text
 
@@ -188,17 +188,35 @@ def end_problems(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     ]
 
 
+def header(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns the tokens that a chat template without a generation prompt writes before an answer, else none."""
+    if "add_generation_prompt" in template_of(tokenizer) or (answered := _answered(tokenizer)) is None:
+        return []
+    (one, other), before = answered, _rendered([_QUESTION], tokenizer)
+    same = next((i for i in range(len(one)) if one[: i + 1] != other[: i + 1]), len(one))
+    return one[len(before) : same] if one[: len(before)] == before else []
+
+
 def _behind_answers(tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
     """Returns the tokens that the chat template writes behind the last answer, None if it rejects a short exchange."""
-    from jinja2 import TemplateError
-
-    question = {"role": "user", "content": "x"}
-    try:
-        one, other = (_rendered([question, {"role": ASSISTANT, "content": each}], tokenizer) for each in ("No.", "Yes"))
-    except TemplateError:
+    if (answered := _answered(tokenizer)) is None:
         return None
+    one, other = answered
     same = next((i for i in range(len(one)) if one[-1 - i :] != other[-1 - i :]), 0)
     return one[len(one) - same :]
+
+
+_QUESTION: Message = {"role": "user", "content": "x"}
+
+
+def _answered(tokenizer: PreTrainedTokenizerBase) -> list[list[int]] | None:
+    """Returns the tokens of a question with two answers, None if the chat template rejects it."""
+    from jinja2 import TemplateError
+
+    try:
+        return [_rendered([_QUESTION, {"role": ASSISTANT, "content": each}], tokenizer) for each in ("No.", "Yes")]
+    except TemplateError:
+        return None
 
 
 def encode_conversation(
@@ -216,7 +234,7 @@ def encode_conversation(
     if _GENERATION.search(template_of(tokenizer)):
         return _enclosed(messages, tokenizer)
     tokens, end = _rendered(messages, tokenizer), answer_end(tokenizer) if end is None else end
-    mask = [False] * len(tokens)
+    mask, head = [False] * len(tokens), header(tokenizer)
     for place in (place for place, message in enumerate(messages) if message["role"] == ASSISTANT):
         before = _rendered(messages[:place], tokenizer, add_generation_prompt=True)
         answered = _rendered(messages[: place + 1], tokenizer)
@@ -225,6 +243,7 @@ def encode_conversation(
                 f"the chat template changes what comes before or in message {place + 1} once other messages follow, so "
                 "the answer cannot be found; set task.chat_template to one that encloses answers in {% generation %}"
             )
+        before += head if answered[len(before) :][: len(head)] == head else []
         answer = answered[len(before) :]
         ends = [i + len(end) for i in range(len(answer)) if answer[i : i + len(end)] == [*end]]
         length = ends[-1] if ends else len(answer)
@@ -304,15 +323,17 @@ def encode_examples(
             raise DataError(f"row {number}: the chat template cannot be applied: {error}") from error
 
 
-def example_columns(examples: Iterable[Encoded], block_size: int, end: Sequence[int] = ()) -> dict[str, list[Any]]:
+def example_columns(
+    examples: Iterable[Encoded], block_size: int, end: Sequence[int] = (), prompt_size: int | None = None
+) -> dict[str, list[Any]]:
     """Returns the feature columns of tokenised examples, truncated to `block_size` tokens of input.
 
-    Examples lose their end, those without an answer, which are prompts to be answered, their beginning. `ended` says
-    whether the end of an answer is trained.
+    Examples lose their end; those without an answer, which are prompts to be answered, keep their last `prompt_size`
+    tokens (None: `block_size`). `ended` says whether the end of an answer is trained.
     """
     columns: dict[str, list[Any]] = {name: [] for name in ("tokens", "answers", "length", "truncated_input", "ended")}
     for tokens, mask in examples:
-        kept = tokens[: block_size + 1] if mask else tokens[-block_size:]
+        kept = tokens[: block_size + 1] if mask else tokens[-(prompt_size or block_size) :]
         ended = any(mask[i] and kept[i : i + len(end)] == [*end] for i in range(len(kept))) if mask else True
         values = (kept, mask[: len(kept)], len(kept) - bool(mask), len(kept) < len(tokens), ended)
         for column, value in zip(columns.values(), values, strict=True):

@@ -38,9 +38,9 @@ def continue_tokens(
 ) -> list[int]:
     """Continues tokens by sampling with a seed, or else by greedy search, and returns the new ones.
 
-    Of many tokens, only the last ones are used, to leave room for `max_new_tokens`, or for half of `block_size` if that
-    is less. `end` are the tokens that end an answer: generation stops at a single one, as at those of the model's
-    generation configuration; what follows several is cut off. The global random state is not changed.
+    Of many tokens, only the last ones are used, as `kept_tokens` says; new ones fill what is left of `block_size`.
+    `end` are the tokens that end an answer: generation stops at a single one, as at those of the model's generation
+    configuration; what follows several is cut off. The global random state is not changed.
     """
     import torch
     from transformers import GenerationConfig
@@ -94,8 +94,11 @@ def script_values(
 
 
 def kept_tokens(max_new_tokens: int, block_size: int) -> int:
-    """Returns the number of a prompt's last tokens that are used; arguments are those of `continue_tokens`."""
-    return block_size - min(max_new_tokens, block_size // 2)
+    """Returns the number of a prompt's last tokens that are used; arguments are those of `continue_tokens`.
+
+    In training, prompt and answer share `block_size` tokens: a long prompt is read whole, and its answer is short.
+    """
+    return block_size - min(max_new_tokens, max(1, block_size // 8))
 
 
 def stop_tokens(model: Any, end: Sequence[int]) -> list[int]:

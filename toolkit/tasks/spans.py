@@ -51,11 +51,7 @@ def check_answer(row: Mapping[str, Any]) -> tuple[Answers, bool]:
 
 
 def encode_windows(
-    rows: Mapping[str, Sequence[Any]],
-    tokenizer: Any,
-    max_length: int,
-    doc_stride: int,
-    labelled: bool,
+    rows: Mapping[str, Sequence[Any]], tokenizer: Any, max_length: int, doc_stride: int, labelled: bool
 ) -> dict[str, list[Any]]:
     """Tokenises questions with their contexts, in as many windows as each needs; nothing is padded.
 

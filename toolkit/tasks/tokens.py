@@ -26,11 +26,7 @@ def labelled_positions(labels: Tensor) -> Tensor:
 
 
 def token_losses(
-    logits: Tensor,
-    labels: Tensor,
-    reduction: str = "sum",
-    label_smoothing: float = 0.0,
-    labelled: Tensor | None = None,
+    logits: Tensor, labels: Tensor, reduction: str = "sum", label_smoothing: float = 0.0, labelled: Tensor | None = None
 ) -> Tensor:
     """Returns the cross entropy of tokens.
 

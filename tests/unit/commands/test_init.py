@@ -40,10 +40,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ratings": ("reviews", {"model.name_or_path": "distilbert/distilbert-base-uncased"}),
     "several_labels": ("reviews", {"task.problem_type": "multi_label_classification", "data.columns.label": "tags"}),
-    "separated_labels": (
-        "reviews",
-        {"task.problem_type": "multi_label_classification", "task.label_separator": "|"},
-    ),
+    "separated_labels": ("reviews", {"task.problem_type": "multi_label_classification", "task.label_separator": "|"}),
     "prices": ("reviews", {"task.problem_type": "regression", "data.columns.label": "price"}),
     "workbook": ("reviews", {"data.columns": {"text": "Comment", "label": "Stars"}, "data.unescape_html": True}),
     "memory": ("translation", {"task.source_lang": "en", "task.target_lang": "de"}),

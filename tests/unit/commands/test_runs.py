@@ -360,9 +360,13 @@ def test_a_run_without_its_parameters_is_not_called_reproduced(folder, capfd, tm
 
 def test_a_file_of_parameters_that_only_one_run_has_is_a_difference(folder, capfd, tmp_path, monkeypatch):
     run, again = foreign(folder, tmp_path / "run", files={}), tmp_path / "again"
-    shutil.copytree(run, again)
-    shutil.copy(run / "model" / "model.safetensors", again / "model" / "model-2.safetensors")
-    monkeypatch.setattr("toolkit.lab.jobs.jobs.run_processes", lambda program, **settings: 0)
+
+    def trained(program: object, **settings: object) -> int:
+        shutil.copytree(run, again)
+        shutil.copy(run / "model" / "model.safetensors", again / "model" / "model-2.safetensors")
+        return 0
+
+    monkeypatch.setattr("toolkit.lab.jobs.jobs.run_processes", trained)
     code, _, err = call(capfd, "reproduce", run, "--output", again)
     assert code == 1
     assert "not reproduced: only one of the two runs has model/model-2.safetensors" in err
@@ -433,10 +437,7 @@ def test_the_changes_of_a_checkout_are_kept_with_a_run(tmp_path, monkeypatch):
     assert noted is not None
     assert (noted["diff"], noted["untracked"]) == ("uncommitted.diff", ["new.py"])
     assert (tmp_path / "uncommitted.diff").read_bytes() == b"changes"
-    too_large, none = (
-        facts.note_code(tmp_path, tmp_path),
-        facts.note_code(tmp_path, tmp_path),
-    )
+    too_large, none = (facts.note_code(tmp_path, tmp_path), facts.note_code(tmp_path, tmp_path))
     assert too_large is not None
     assert none is not None
     assert (too_large["diff"], none["diff"], none["diff_sha256"]) == (None, None, None)

@@ -83,9 +83,7 @@ def test_a_label_map_merges_labels_and_names_what_no_row_has(check):
     rows = check("task.label_map={1: bad, 2: bad, '4.0': good, five: good, 9: never}",
                  train=[f"text {row},{labels[row % 5]}," for row in range(100)])  # fmt: skip
     assert rows.findings.labels["train"] == {"3": 15, "bad": 30, "good": 30}
-    assert rows.findings.label_notes == [
-        "task.label_map: no training row has 'never'.",
-    ]
+    assert rows.findings.label_notes == ["task.label_map: no training row has 'never'."]
 
 
 def test_rows_with_a_label_that_is_mapped_to_null_are_skipped_and_counted(check):

@@ -105,8 +105,7 @@ def test_missing_file_folder_and_unknown_suffix(tmp_path, monkeypatch):
         read_rows(tmp_path)
     Path("a.docx").touch()
     with pytest.raises(
-        DataError,
-        match=r"unsupported file type '.docx'; use one of .conll, .csv, .tsv, .json, .jsonl, .parquet, .tmx",
+        DataError, match=r"unsupported file type '.docx'; use one of .conll, .csv, .tsv, .json, .jsonl, .parquet, .tmx"
     ):
         read_rows("a.docx")
     Path("a.ods").touch()

@@ -155,11 +155,25 @@ def test_an_input_is_not_overwritten(result, tmp_path, monkeypatch, capsys, writ
     Path("rows.jsonl").write_text(content)
     Path("folder").mkdir()
     Path("link.jsonl").symlink_to("rows.jsonl")
-    for words in (("predict", "--input"), ("evaluate", "--data")):
-        assert run_command(words[0], result.output_dir, words[1], "rows.jsonl", "--output", written) == 2
+    for words in (
+        ("predict", result.output_dir, "--input", "rows.jsonl"),
+        ("evaluate", result.output_dir, "--data", "rows.jsonl"),
+        ("init", "rows.jsonl"),
+        ("plan", "reviews", "--config", "rows.jsonl"),
+        ("slurm", "reviews", "--time", "1:00:00", "--config", "smoke", "data.train_file=rows.jsonl"),
+    ):
+        assert run_command(*words, "--output", written, "--overwrite") == 2
         assert f"--output: {written} is an input and would be overwritten; use another file" in capsys.readouterr().err
     assert Path("rows.jsonl").read_text() == content
     assert Path("link.jsonl").is_symlink()
+
+
+def test_a_table_named_as_lines_of_text_is_rejected(result, tmp_path, capsys):
+    for name, content in (("header.txt", "text;label\ngood;x\n"), ("lines.txt", "a text; or two\nbad\n")):
+        (tmp_path / name).write_text(content)
+        code = run_command("predict", result.output_dir, "--input", tmp_path / name, "--output", tmp_path / "x.csv")
+        assert code == (2 if name == "header.txt" else 0)
+    assert "its first line, 'text;label', is the header of a table" in capsys.readouterr().err
 
 
 def test_a_sheet_and_a_list_of_bad_rows_are_inputs_too(result, tmp_path, monkeypatch, capsys):

@@ -108,8 +108,7 @@ def test_a_small_gain_counts_only_above_the_threshold(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [("train.early_stopping_patience=2", "eval.eval_steps=null"), ("train.early_stopping_threshold=0.1",)],
+    "settings", [("train.early_stopping_patience=2", "eval.eval_steps=null"), ("train.early_stopping_threshold=0.1",)]
 )
 def test_settings_without_effect_are_rejected(settings, tmp_path):
     with pytest.raises(ConfigError, match=r"train\.early_stopping_"):

@@ -77,11 +77,7 @@ def test_engines_that_agree_are_certified(engine_runs):
     ("job", "changes", "finger"),
     [
         ("trainer-1", {"rows": [[9]]}, "loop against trainer on one process: step 3: rows .* the order of the rows"),
-        (
-            "trainer-1",
-            {"loss_sum": 2.0, "grad_norm": 1.0},
-            "step 3: loss sum 1.5 against 2.0: the loss",
-        ),
+        ("trainer-1", {"loss_sum": 2.0, "grad_norm": 1.0}, "step 3: loss sum 1.5 against 2.0: the loss"),
         ("trainer-1", {"random": "cd"}, "something draws from the global random numbers"),
         ("loop-1", {"learning_rate": 0.5}, "one process against two, step 3: .* stepped once per process"),
     ],
@@ -179,11 +175,7 @@ def write_evaluation(folder: Path, processes: int, rows: list[float], accuracy: 
     ("rows", "accuracy", "finger"),
     [
         ([0.1, 0.2, 0.3000001], 0.5, None),
-        (
-            [0.2, 0.1, 0.3],
-            0.5,
-            "2 of 3 rows have other predictions, first row 1: the same predictions are",
-        ),
+        ([0.2, 0.1, 0.3], 0.5, "2 of 3 rows have other predictions, first row 1: the same predictions are"),
         ([0.1, 0.1, 0.3], 0.5, "1 of 3 rows have other predictions, first row 2: some rows were lost"),
         ([0.1, 0.2], 0.5, "predicted 2 rows instead of 3"),
         ([0.1, 0.2, 0.3], 0.6, "the same predictions, but eval_accuracy is 0.6 instead of 0.5"),

@@ -371,16 +371,7 @@ def test_wrong_labels_of_all_rows_are_found_with_the_folds_of_a_cross_validation
 def test_what_is_no_run_is_rejected(run, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(
-            [
-                "doctor",
-                "reviews",
-                "--config",
-                "smoke",
-                "--output",
-                str(tmp_path / "out"),
-                "--run",
-                str(tmp_path / run),
-            ]
+            ["doctor", "reviews", "--config", "smoke", "--output", str(tmp_path / "out"), "--run", str(tmp_path / run)]
         )
     assert ended.value.code == 2
     assert message in capsys.readouterr().err

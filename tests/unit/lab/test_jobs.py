@@ -71,11 +71,7 @@ def test_outcomes_are_results_or_the_error_of_the_first_that_failed(tmp_path, mo
 @pytest.mark.parametrize(
     ("script", "died", "words"),
     [
-        (
-            "import sys; sys.exit('no room')",
-            1,
-            "its process ended with exit code 1; the end of .*\n  no room",
-        ),
+        ("import sys; sys.exit('no room')", 1, "its process ended with exit code 1; the end of .*\n  no room"),
         ("import os; os.kill(os.getpid(), 9)", -9, r"was killed by signal 9 \(out of memory\?\)"),
         ("import time; time.sleep(60)", EXIT_TIMEOUT, "did not end within 1 seconds"),
         ("pass", 0, "ended with exit code 0"),

@@ -82,14 +82,7 @@ def test_mixtures_are_the_same_for_every_split_engine_and_resume(tmp_path):
     mix = (*FEW, "task.image.mixup_alpha=0.4", "task.image.cutmix_alpha=1.0", "task.image.horizontal_flip=0.5")
     assert_splits_agree("reviews/smoke_image", tmp_path, *mix)
     split = ("train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=2")
-    train(
-        "reviews/smoke_image",
-        tmp_path / "trainer",
-        *mix,
-        *split,
-        "engine=trainer",
-        double=True,
-    )
+    train("reviews/smoke_image", tmp_path / "trainer", *mix, *split, "engine=trainer", double=True)
     for one, other in zip(lines(tmp_path / "8x1", "loss"), lines(tmp_path / "trainer", "loss"), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-9)
     train("reviews/smoke_image", tmp_path / "plain", *FEW, *split, double=True)

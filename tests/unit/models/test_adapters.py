@@ -25,10 +25,7 @@ from toolkit.data.batching.batches import evaluation_loader
 from toolkit.models.adapters import add_adapters, load_adapters
 from toolkit.models.parts import head_modules, repeated_linears, suffixes
 
-SHORT = {
-    "reviews": ("task.max_length=48",),
-    "language_modeling": ("task.block_size=48",),
-}
+SHORT = {"reviews": ("task.max_length=48",), "language_modeling": ("task.block_size=48",)}
 """Leaves room for virtual tokens."""
 METHODS = [
     ("reviews", "lora"), ("translation", "lora"), ("reviews/smoke_image", "lora"), ("reviews/smoke_audio", "lora"),

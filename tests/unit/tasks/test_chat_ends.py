@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from toolkit.tasks import chat
+from toolkit.tasks import chat, generation
 
 MESSAGES = [
     {"role": "user", "content": "What do ducks eat?"},
@@ -66,6 +66,29 @@ def test_an_answer_ends_with_what_the_template_writes_behind_it(ending, end, tri
     assert chat.end_problems(reader) == []
     tokens, mask = chat.encode_conversation(MESSAGES, reader, found)
     assert answers(tokens, mask, reader) == [f"Slugs and grass.{end}", f"Corn.{end}"]
+
+
+@pytest.mark.parametrize("trim", [True, False])
+@pytest.mark.parametrize("start", ["<|im_start|>{{ m.role }}\n", "[{{ m.role }}]: ", "{{ m.role }}> "])
+def test_what_a_template_without_a_prompt_writes_before_an_answer_is_no_part_of_it(start, trim):
+    reader = tokenizer("{% for m in messages %}" + start + "{{ m.content }}<|im_end|>\n{% endfor %}", trim)
+    tokens, mask = chat.encode_conversation(MESSAGES, reader)
+    assert [each.lstrip() for each in answers(tokens, mask, reader)] == [
+        "Slugs and grass.<|im_end|>",
+        "Corn.<|im_end|>",
+    ]
+    asked = chat.encode_prompt(MESSAGES[:1], reader)
+    assert tokens[: len(asked)] == asked
+    assert reader.decode(asked).rstrip().endswith(start.replace("{{ m.role }}", "assistant").rstrip())
+    assert chat.header(tokenizer(FRAME.replace("ENDING", "<|im_end|>"))) == []
+
+
+@pytest.mark.parametrize(("prompt", "answer", "kept"), [(94, 64, 94), (200, 64, 112), (200, 4, 124), (94, 200, 94)])
+def test_a_long_prompt_is_read_as_in_training(prompt, answer, kept):
+    room = generation.kept_tokens(answer, 128)
+    columns = chat.example_columns([(list(range(prompt)), [])], 128, prompt_size=room)
+    assert columns["tokens"] == [list(range(prompt))[-kept:]]
+    assert columns["truncated_input"] == [kept < prompt]
 
 
 @pytest.mark.parametrize("ending", ["", "\n", "  \n\n"])

@@ -97,10 +97,12 @@ def test_printed_lists_are_several_labels_and_no_class():
     for text in ("{'big', 'red'}", "('big', 'red')"):
         with pytest.raises(BadRow, match="multi_label_classification"):
             head("single_label_classification").check(text)
-    for text in ("['big', 'red]", "['big', 'red', ...]", "('big', 'red)"):
+    broken = ("['big', 'red]", "['big', 'red', ...]", "('big', 'red)")
+    for text in (*broken, "frozenset({'big'})", "Index(['big', 'red'])", "array(['big'], dtype=object)"):
         with pytest.raises(BadRow, match="cannot be read"):
             head("multi_label_classification").check(text)
     assert head("single_label_classification").check("[red]") == "[red]"
+    assert names(head("multi_label_classification").check("[red]")) == ["red"]  # among lists, one of one name
 
 
 @pytest.mark.parametrize("value", [[0, 1, 1], "0,1,1", "[0, 1, 1]", "[0 1 1]", [0.0, 1.0, 1.0], [False, True, True]])

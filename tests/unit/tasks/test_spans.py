@@ -132,10 +132,7 @@ def test_n_best_counts_different_texts_and_the_order_of_windows_does_not_matter(
 
 
 def test_the_null_score_is_the_lowest_over_windows_and_must_beat_the_threshold() -> None:
-    windows = [
-        {"example": 0, "spans": [(1.0, 1, 1)], "null": 9.0},
-        {"example": 0, "spans": [(0.0, 2, 2)], "null": 3.0},
-    ]
+    windows = [{"example": 0, "spans": [(1.0, 1, 1)], "null": 9.0}, {"example": 0, "spans": [(0.0, 2, 2)], "null": 3.0}]
 
     def text(**options: Any) -> str:
         return answers(windows, [CONTEXT], **options)[0]["prediction_text"]

@@ -267,9 +267,7 @@ def test_a_context_at_position_0_is_rejected() -> None:
     """XLNet's pairs are `a <sep> b <sep> <cls>`, with the context first."""
     tokenizer = word_tokenizer(padding_side="left")
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A [SEP] [CLS]:2",
-        pair="$A [SEP] $B:1 [SEP]:1 [CLS]:2",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        single="$A [SEP] [CLS]:2", pair="$A [SEP] $B:1 [SEP]:1 [CLS]:2", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     with pytest.raises(InputError, match=r"puts the context first, with no token before it, so position 0"):
         encode([row(CONTEXT, "mu")], tokenizer)

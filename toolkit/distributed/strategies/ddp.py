@@ -192,10 +192,7 @@ class DataParallel(Replicas):
             gradients = sum(self._factor_bytes(parameter) for parameter in trained(model))
             per_bucket = 3  # at most: what is not compressed, and two factors
         sent = share_sent(self.mesh.data_size) * (2 * gradients + broadcast)
-        return {
-            EXCHANGES: float((len(buckets) * per_bucket + bool(buffers)) * steps),
-            EXCHANGED_BYTES: sent * steps,
-        }
+        return {EXCHANGES: float((len(buckets) * per_bucket + bool(buffers)) * steps), EXCHANGED_BYTES: sent * steps}
 
     def _factor_bytes(self, parameter: Tensor) -> int:
         elements = factor_elements(parameter.shape, self.cfg.train.power_sgd_rank)

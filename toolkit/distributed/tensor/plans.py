@@ -131,21 +131,9 @@ PLANS: dict[str, TensorPlan] = {
 }  # fmt: skip
 """The toolkit's own plans, by `model_type`, for architectures for which transformers has none."""
 LIBRARY_PLANS = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "phi",
-    "phi3",
-    "gpt_neox",
-    "olmo2",
-    "starcoder2",
-    "smollm3",
-    "granite",
-)
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt_neox", "olmo2",
+    "starcoder2", "smollm3", "granite",
+)  # fmt: skip
 """Architectures whose plan in transformers (`base_model_tp_plan`) is used, since a test shows that it is exact."""
 _LEFT_COMPLETE = "embedding_rowwise"
 """A style of transformers that is not used: splitting the embedding is a choice, and a tied output head is complete."""

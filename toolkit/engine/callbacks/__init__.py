@@ -30,10 +30,7 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
         "toolkit.engine.callbacks.schedule.Plateau",
     ),
     "momentum": (lambda cfg: is_cycled(cfg.train), "toolkit.engine.callbacks.schedule.CycledMomentum"),
-    "schedule_free": (
-        lambda cfg: PRESETS[cfg.train.optim].averages,
-        "toolkit.engine.callbacks.averages.ScheduleFree",
-    ),
+    "schedule_free": (lambda cfg: PRESETS[cfg.train.optim].averages, "toolkit.engine.callbacks.averages.ScheduleFree"),
     "snapshots": (lambda cfg: cfg.train.snapshot_ensemble, "toolkit.engine.callbacks.snapshots.Snapshots"),
     "unfreezing": (lambda cfg: bool(cfg.model.unfreeze), "toolkit.engine.callbacks.unfreezing.Unfreezing"),
     "max_time": (lambda cfg: cfg.train.max_time is not None, "toolkit.engine.callbacks.limits.MaxTime"),

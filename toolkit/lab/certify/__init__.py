@@ -68,7 +68,7 @@ def certify(
     chosen = [promise for name, promise in load_promises().items() if name in names]
     trainings = [training for promise in chosen for training in promise.trainings(experiment)]
     check_trainings(trainings, experiment)
-    output, began = request.make_output(empty=False), time.monotonic()
+    output, began = request.make_output(again=True), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="certify-") as name:
         runs = output / "runs" if keep else Path(name)
         if keep:

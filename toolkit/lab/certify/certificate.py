@@ -67,18 +67,11 @@ class Certificates(Report):
     def of(found: Sequence[Certificate], request: Request, rows: int, seconds: float) -> Certificates:
         """Returns the certificates of a request."""
         return Certificates(
-            config_hash=config_hash(request.cfg),
-            written=datetime.now(UTC).isoformat("T", "seconds"),
-            passed=all(certificate.verdict != FAILED for certificate in found),
-            recipe=str(request.recipe),
-            config=str(request.config),
-            overrides=request.overrides,
-            rows=rows,
-            seconds=round(seconds, 1),
-            versions=versions(),
-            certificates=found,
-            command=request.command,
-        )
+            config_hash=config_hash(request.cfg), written=datetime.now(UTC).isoformat("T", "seconds"),
+            passed=all(certificate.verdict != FAILED for certificate in found), recipe=str(request.recipe),
+            config=str(request.config), overrides=request.overrides, rows=rows, seconds=round(seconds, 1),
+            versions=versions(), certificates=found, command=request.command,
+        )  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         """Returns the content of the JSON file."""

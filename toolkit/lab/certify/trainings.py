@@ -47,16 +47,9 @@ RESET = (
 """Settings in the section `train` that certificates reset to their defaults."""
 
 OF_OPTIMIZERS = (
-    "optim_args",
-    "layerwise_lr_decay",
-    "head_learning_rate",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-)
+    "optim_args", "layerwise_lr_decay", "head_learning_rate", "weight_decay", "adam_beta1", "adam_beta2",
+    "adam_epsilon", "lr_scheduler_kwargs", "warmup_steps",
+)  # fmt: skip
 """Settings in the section `train` that a run without updates resets to their defaults."""
 NO_UPDATE: dict[str, Any] = {
     "engine": "loop",

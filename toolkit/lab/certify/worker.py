@@ -32,19 +32,11 @@ def one_update(run: Run, trace: Trace) -> None:
     rows = [run.data.train[i] for i in range(min(WINDOW, len(run.data.train)))]
     random = RowRandom(run.cfg.seed, epoch=0)
     arguments = TrainingArguments(
-        output_dir=str(Path(run.cfg.output_dir) / "trainer"),
-        max_steps=1,
-        per_device_train_batch_size=train.micro_batch,
-        gradient_accumulation_steps=train.accumulation,
-        max_grad_norm=0.0,
-        use_cpu=True,
-        save_strategy="no",
-        logging_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        accelerator_config={"use_configured_state": True},
-    )
+        output_dir=str(Path(run.cfg.output_dir) / "trainer"), max_steps=1,
+        per_device_train_batch_size=train.micro_batch, gradient_accumulation_steps=train.accumulation,
+        max_grad_norm=0.0, use_cpu=True, save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True,
+        remove_unused_columns=False, accelerator_config={"use_configured_state": True},
+    )  # fmt: skip
     Trainer(
         model=run.model,
         args=arguments,

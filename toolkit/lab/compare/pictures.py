@@ -21,11 +21,7 @@ BAR, GAP = 20, 30 + ROW
 MAX_NAME_LETTERS = 44
 """Maximum length of a name in a legend."""
 
-TITLES = {
-    "trade_off": "Memory against time",
-    "memory": "What memory is made of",
-    "loss": "Training loss",
-}
+TITLES = {"trade_off": "Memory against time", "memory": "What memory is made of", "loss": "Training loss"}
 """Titles of all charts by name."""
 
 

@@ -76,7 +76,7 @@ def compare(request: Request, asked: Namespace) -> ComparisonReport | None:
     Raises ConfigError if settings of variants are invalid; InputError if arguments are; RunError if every run failed.
     """
     comparison = comparison_of(request, asked)
-    request.make_output(empty=False)
+    request.make_output(again=True)
     began = time.monotonic()
     if asked.part is not None and not _run_part(comparison, *asked.part):
         return None
@@ -137,19 +137,11 @@ def comparison_of(request: Request, asked: Namespace) -> Comparison:
     for name, problems in checked.refused.items():
         say(fill(f"skipped: variant {name}: {'; '.join(problems)}", PLAIN_WIDTH, break_long_words=False))
     return Comparison(
-        recipe=request.recipe,
-        config=request.config,
-        overrides=overrides,
-        checked=checked,
-        launch=launch,
-        seeds=range(cfg.seed, cfg.seed + asked.seeds),
-        draws=asked.draws,
-        code=code_fingerprint(task),
-        metric=metric,
-        keep_best=asked.keep_best,
-        folder=request.output,
+        recipe=request.recipe, config=request.config, overrides=overrides, checked=checked, launch=launch,
+        seeds=range(cfg.seed, cfg.seed + asked.seeds), draws=asked.draws, code=code_fingerprint(task), metric=metric,
+        keep_best=asked.keep_best, folder=request.output,
         estimates=estimates(request.task_type, checked) if any(each.technique for each in variants) else {},
-    )
+    )  # fmt: skip
 
 
 def build(

@@ -15,9 +15,8 @@ from typing import Any
 from toolkit.base.errors import InputError
 from toolkit.config.messages import join
 from toolkit.config.sections import DataConfig
-from toolkit.data.values import vector
 from toolkit.lab.init.guesses import Guess, Limits, answers, blocks, durations, pixels, spans, truncation, windows
-from toolkit.lab.init.labels import REGRESSION, can_be_label, label_kind
+from toolkit.lab.init.labels import MOST_WHOLE_CLASSES, REGRESSION, SINGLE, can_be_label, doubtful, is_flag, label_kind
 from toolkit.lab.init.models import LANGUAGES, Model, language_named, language_of
 from toolkit.lab.init.profile import FILES, OBJECT, OBJECTS, PRINTED, TEXT, TEXTS, ColumnProfile, Profile
 
@@ -82,9 +81,9 @@ def roles(*needed: Role) -> Find:
 
 def is_text(column: ColumnProfile) -> bool:
     """Whether a column holds texts, not names: long ones, or different ones below a usual name."""
-    if column.kind == TEXT and {"text", *_NAMES_OF_TEXTS.split()} & {*_words(column.name)} and not can_be_label(column):
-        return True
-    return column.kind == TEXT and column.mean_characters >= _LEAST_CHARACTERS
+    named = {"text", *_NAMES_OF_TEXTS.split()} & {*_words(column.name)}
+    different = not can_be_label(column) or len(column.counts) > MOST_WHOLE_CLASSES
+    return column.kind == TEXT and bool((named and different) or column.mean_characters >= _LEAST_CHARACTERS)
 
 
 def is_answer(column: ColumnProfile) -> bool:
@@ -134,7 +133,11 @@ def find_pair(profile: Profile, given: Columns) -> Columns | None:
         if len(languages) >= 2 and all(map(language_named, languages)):
             return {"translation": column.name}
     # Values that repeat are labels before they are a language.
-    texts = {name: each for name, each in profile.columns.items() if each.kind == TEXT and not can_be_label(each)}
+    texts = {
+        name: each
+        for name, each in profile.columns.items()
+        if each.kind == TEXT and 2 * len(each.counts) > len(each.values) and not can_be_label(each)
+    }
     if {"source", "target"} <= given.keys():
         return given
     for source, target in permutations(texts, 2):
@@ -258,6 +261,10 @@ def label_settings(sample: Sample) -> list[Guess]:
     """Returns what the label means; raises InputError if that needs names, or another form of the file."""
     _require_one_text(sample)
     _require_one_label(sample)
+    if "task.problem_type" not in sample.given and (doubt := doubtful(sample.column("label"), sample.given)):
+        raise InputError(
+            f"{sample.profile.source}: {doubt}, or, if they are names of classes, pass task.problem_type={SINGLE}"
+        )
     meaning = label_kind(sample.column("label"))
     found = [Guess("task.problem_type", meaning.problem_type, meaning.reason)]
     if sample.given.get("task.problem_type", meaning.problem_type) != meaning.problem_type:
@@ -295,11 +302,11 @@ def _require_one_text(sample: Sample) -> None:
 def _require_one_label(sample: Sample) -> None:
     """Raises InputError if several columns of 0 and 1 may be the labels, and the name of none tells."""
     label, columns = sample.column("label"), sample.profile.columns
-    flags = [name for name, each in columns.items() if len(each.counts) == 2 and vector(list(each.counts))]
+    flags = [name for name, each in columns.items() if len(each.counts) == 2 and is_flag(each.counts)]
     if len(flags) < 2 or label.name not in flags or _LABEL.named(label) == 2 or COLUMN + "label" in sample.given:
         return
     raise InputError(
-        f"{sample.profile.source}: {join(flags, 'and')} hold 0 and 1. Name the one to predict, as "
+        f"{sample.profile.source}: {join(flags, 'and')} hold 0 and 1, or yes and no. Name the one to predict, as "
         f"{COLUMN}label={shlex.quote(flags[0])}. To predict all, write them into one column of lists, for instance as "
         f"frame['label'] = frame[{flags}].values.tolist() and frame[['{sample.columns.get('text', 'file')}', 'label']]"
         f".to_json('labels.jsonl', orient='records', lines=True), and pass task.labels=[{','.join(flags)}]"
@@ -361,9 +368,16 @@ _OWN_LANGUAGE = 0.9
 """Smallest share of the texts whose language is known that make it the only one."""
 
 
+_PART = re.compile(r"[.!?;:\n]+")
+_WORDS = 4
+"""Words of a sentence or line whose language counts."""
+
+
 def _only_language(texts: Sequence[str]) -> str | None:
     """Returns the code of the language of all texts, None if it is not recognised or they are of several."""
-    found, whole = Counter(filter(None, (language_of([text]) for text in texts))), language_of(texts)
+    texts = [re.sub(r"<[^>]*>|&#?\w+;", ". ", text) for text in texts]
+    parts = [part for text in texts for part in _PART.split(text) if len(part.split()) >= _WORDS]
+    found, whole = Counter(filter(None, (language_of([part]) for part in parts))), language_of(texts)
     return whole if whole and found[whole] >= _OWN_LANGUAGE * found.total() else None
 
 
@@ -379,18 +393,12 @@ _LABEL = Role(
     repeats,
     free=True,
 )
-_TEXT = Role(
-    "text",
-    _NAMES_OF_TEXTS,
-    is_text,
-    length,
-    free=True,
-)
+_TEXT = Role("text", _NAMES_OF_TEXTS, is_text, length, free=True)
 
 _AUDIO = Role("audio", "file filename path", has_kind(FILES["audio"]), length)
 _TRANSCRIPT = Role("transcript", "transcription transcripts sentence utterance text", is_text)
-_START = Role("start", "begin onset from", lambda column: bool(column.numbers))
-_END = Role("end", "stop finish to offset", lambda column: bool(column.numbers))
+_START = Role("start", "begin onset from anfang beginn xmin tmin t0", lambda column: bool(column.numbers))
+_END = Role("end", "stop finish to offset ende xmax tmax t1", lambda column: bool(column.numbers))
 _OTHER_PARTS = frozenset(
     ("duration", "dur", "length", "ms", "msec", "millis", "milliseconds", "sample", "samples", "frame", "frames")
 )

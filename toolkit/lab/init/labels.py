@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
-from toolkit.data.values import vector
+from toolkit.api.batch import BadRow
+from toolkit.data.values import parse_number, vector
 from toolkit.lab.init.profile import (
     BOOLEAN,
     DATE,
@@ -24,10 +27,10 @@ from toolkit.lab.init.profile import (
 
 MOST_WHOLE_CLASSES = 20
 """Whole numbers with at most this many values are classes."""
-_SEPARATORS = (",", ";", "|")
+_SEPARATORS = (",", ";", "|", "\n", "\t", "、")
 _LEAST_SEPARATED = 0.05
 """Smallest share of values with several labels."""
-_MOST_CHARACTERS = 60
+_MOST_CHARACTERS = 100
 _MOST_CLASSES = 500
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
@@ -57,6 +60,60 @@ def can_be_label(column: ColumnProfile) -> bool:
         return column.kind == NUMBER or not column.is_unique
     repeats = len(column.counts) <= min(_MOST_CLASSES, len(column.values) / 2)
     return repeats and column.mean_characters <= _MOST_CHARACTERS
+
+
+_MISSING = {"", "-", "--", "?", "k.a.", "n.a.", "n/a", "na", "nan", "none", "null", "unknown", "unbekannt"}
+_YES_NO = {"yes", "no", "y", "n", "ja", "nein", "oui", "non", "x", "true", "false", "0", "1"}
+_LEAST_NUMBERS = 0.5
+"""Share of values with a decimal or thousands separator that makes the others numbers, too."""
+
+
+def is_flag(values: Iterable[str]) -> bool:
+    """Whether all values are words for yes and no, or 0 and 1."""
+    texts = {value.strip().lower() for value in values}
+    return texts <= _YES_NO or vector(list(texts)) is not None
+
+
+def doubtful(column: ColumnProfile, given: Mapping[str, str]) -> str | None:
+    """Returns why labels are no classes and cannot be read as numbers or vectors, and what to do; None if they can."""
+    texts = [str(value).strip() for value in column.values]
+    parts = [re.split(r"[,;|/ -]", text) if re.search(r"[,;|/ -]", text) else list(text) for text in texts]
+    alike = len({len(each) for each in parts}) == 1 and len(parts[0]) > 1 and all(map(is_flag, parts))
+    if alike and not label_kind(column).vector and any(text[0] == "0" or not text.isdecimal() for text in texts):
+        return (
+            f"{column.name!r} seems to hold vectors of yes and no, such as {texts[0]!r}. Write them as 0,1,0 and name "
+            "their places in task.labels"
+        )
+    if column.kind in (WHOLE, NUMBER):
+        dotted = [text for text in texts if "." in text]
+        thousands = all(re.fullmatch(r"[+-]?[1-9]\d{0,2}(\.\d{3})+", text) for text in dotted)
+        if dotted and len(dotted) < len(texts) and thousands and "task.decimal" not in given:
+            return (
+                f"{column.name!r} may hold thousands, such as {dotted[0]!r}, or decimals. Pass task.decimal=, if they "
+                "are thousands, else task.decimal=."
+            )
+    units = {re.sub(r"[\d.,'\s()+\u2212-]", "", text) for text in texts} if column.amounts else set()
+    if len(units) > 1 and ("%" in units or len(units - {""}) > 1):
+        return f"{column.name!r} mixes units: {', '.join(sorted(map(repr, units)))}. Write all in one, without its sign"
+    if column.kind != TEXT or label_kind(column).problem_type != SINGLE:
+        return None
+    wrong = min(([text for text in texts if not _is_number(text, decimal)] for decimal in (".", ",")), key=len)
+    points = sum(bool(re.search(r"\d[.,][\d-]", text)) and len(text) <= 20 for text in texts) / len(texts)
+    mostly = len(wrong) <= 0.2 * len(texts) and {text.lower() for text in wrong} <= _MISSING
+    if not mostly and points < _LEAST_NUMBERS:
+        return None
+    shown = f"such as {wrong[0]!r}" if wrong else "with either separator"
+    return (
+        f"{column.name!r} seems to hold numbers, and some cannot be read, {shown}. Write them as 1250.5 or 1.250,5 "
+        "(task.decimal), without units, and leave those that are not known empty"
+    )
+
+
+def _is_number(text: str, decimal: str) -> bool:
+    with suppress(BadRow):
+        parse_number(text, decimal)
+        return True
+    return False
 
 
 def merged(counts: Mapping[str, int]) -> dict[str, str]:

@@ -39,18 +39,10 @@ STEPS_ONLY: dict[str, Any] = {
 }  # fmt: skip
 """Settings of a run that trains its steps on its rows, and neither evaluates, saves nor reports."""
 FEW_STEPS: dict[str, Any] = STEPS_ONLY | {
-    "train.auto_batch_size": False,
-    "train.lr_scheduler_type": "constant",
-    "train.lr_scheduler_kwargs": {},
-    "train.warmup_steps": 0,
-    "data.validation_file": None,
-    "data.validation_split": 0,
-    "data.folds": None,
-    "data.fold": 1,
-    "data.test_file": None,
-    "data.test_split": 0.0,
-    "data.max_eval_samples": None,
-}
+    "train.auto_batch_size": False, "train.lr_scheduler_type": "constant", "train.lr_scheduler_kwargs": {},
+    "train.warmup_steps": 0, "data.validation_file": None, "data.validation_split": 0, "data.folds": None,
+    "data.fold": 1, "data.test_file": None, "data.test_split": 0.0, "data.max_eval_samples": None,
+}  # fmt: skip
 """Settings of a run that is only measured for a few steps (`train.max_steps`) and reads no rows but those."""
 
 

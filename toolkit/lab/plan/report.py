@@ -18,14 +18,7 @@ from toolkit.footprint.simulate import Footprint, Subject, simulate
 from toolkit.lab.jobs.training import unfrozen_at_once
 from toolkit.lab.plan.estimates import Planner, Splits, Strategy, fitting_splits, scaling
 from toolkit.lab.plan.fit import smallest_fit
-from toolkit.lab.plan.measure import (
-    Correction,
-    Measured,
-    calibrate,
-    measured_bandwidth,
-    rows_that_fit,
-    serial_seconds,
-)
+from toolkit.lab.plan.measure import Correction, Measured, calibrate, measured_bandwidth, rows_that_fit, serial_seconds
 from toolkit.lab.plan.subject import sizes, subject_of
 from toolkit.lab.tool import Request
 from toolkit.recipe import load_settings

@@ -117,22 +117,13 @@ def profile_of(measured: Mapping[str, Any], **facts: Any) -> Profile:
     step = sum(seconds.values())
     counting = [rank for rank in ranks if rank["counts"]]
     return Profile(
-        phases={phase: {"seconds": each, "share": each / step} for phase, each in seconds.items()},
-        step_seconds=step,
+        phases={phase: {"seconds": each, "share": each / step} for phase, each in seconds.items()}, step_seconds=step,
         rows_per_second=sum(rank["rows"] for rank in counting) / step,
-        memory={"before": measured["memory"], "phases": trace["memory"]},
-        operations=trace["operations"],
-        kernels=trace["kernels"],
-        launches=_launches(measured, step),
-        flops=_flops(ranks, step),
-        padding=_padding(measured, counting),
-        loading=measured["loading"],
-        exchange=_exchange(ranks, trace, step),
-        attention=measured["attention"],
-        machine=measured["machine"],
-        processes=len(ranks),
-        **facts,
-    )
+        memory={"before": measured["memory"], "phases": trace["memory"]}, operations=trace["operations"],
+        kernels=trace["kernels"], launches=_launches(measured, step), flops=_flops(ranks, step),
+        padding=_padding(measured, counting), loading=measured["loading"], exchange=_exchange(ranks, trace, step),
+        attention=measured["attention"], machine=measured["machine"], processes=len(ranks), **facts,
+    )  # fmt: skip
 
 
 def _launches(measured: Mapping[str, Any], step: float) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +12,7 @@ import numpy as np
 from toolkit.api.batch import Record
 from toolkit.metrics.score import Quality, Score, per_class_scores
 from toolkit.tasks.heads.losses import shared
-from toolkit.tasks.labels import map_notes, plain_map, set_labels
+from toolkit.tasks.labels import label_text, map_notes, plain_map, set_labels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +62,15 @@ class Head(ABC):
         Raises:
             BadRow: if the label cannot be used, with the reason.
         """
+
+    def given_names(self, value: Any) -> Iterable[Any]:
+        """Returns the names in a row's label as it is given; none for numbers."""
+        return ()
+
+    def renamed(self, value: Any) -> list[str]:
+        """Returns the names in a usable label to which `task.label_map` gives another one."""
+        names = map(label_text, self.given_names(value)) if self.names else ()
+        return [name for name in names if self.names.get(name, name) != name]
 
     @abstractmethod
     def learn(self, labels: Sequence[Any]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +51,15 @@ class MultiLabel(Head):
 
         return List({"name": Value("string"), "value": Value("float64")})
 
-    def check(self, value: Any) -> list[dict[str, Any]]:
+    def given_names(self, value: Any) -> Iterable[Any]:
+        return (name for name, given in self._by_name(value).items() if given)
+
+    def _by_name(self, value: Any) -> Mapping[Any, Any]:
+        """Returns whether a row has each label that it names; raises BadRow if it cannot be told."""
         if isinstance(value, str):
             listed = printed_list(value)
-            parts = (part.strip() for part in value.split(self.options.label_separator))
+            inside = re.sub(r"^\s*\[(.*)\]\s*$", r"\1", value)  # a list of one name, printed without quotes
+            parts = (part.strip() for part in inside.split(self.options.label_separator))
             value = [part for part in parts if part] if listed is None else listed
         own = self.options.labels or ()
         if isinstance(value, list) and len(value) == len(own) and _NUMBERS.isdisjoint(own) and (found := vector(value)):
@@ -64,9 +70,12 @@ class MultiLabel(Head):
             value = dict.fromkeys(map(str, value), True)
         if not isinstance(value, Mapping):
             raise BadRow(f"label {value!r} is not a list of names, text, or a mapping of names to true, false or null")
+        return value
+
+    def check(self, value: Any) -> list[dict[str, Any]]:
         known = self.state["labels"]
         values: dict[str, float | None] = {}
-        for name, given in value.items():
+        for name, given in self._by_name(value).items():
             if not isinstance(given, (bool, int, type(None))) or given not in _VALUES:
                 raise BadRow(f"label {name!r} is {given!r}; expected true, false or null")
             if self.names.get(label_text(name), name) is None and not given:

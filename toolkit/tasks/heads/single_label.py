@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,9 @@ class SingleLabel(Head):
         if isinstance(value, str) and printed_list(value) is not None and value.strip() not in self.names:
             raise BadRow(f"label {value!r} is a printed list; set task.problem_type=multi_label_classification")
         return known_label(value, self.names, self.state["labels"])
+
+    def given_names(self, value: Any) -> Iterable[Any]:
+        return (value,)
 
     def learn(self, labels: Sequence[str]) -> None:
         counts = Counter(labels)
