@@ -72,6 +72,7 @@ def _write_folder(arguments: argparse.Namespace, name: str, output: Path, most: 
 SERVE_PORT = 8000
 LIMITS = {
     "--max-rows": (options.at_least(1), "rows per request"),
+    "--max-chars": (options.at_least(1), "characters of a row's texts; longer ones are rejected (413)"),
     "--max-body-mb": (options.number_from(0.001), "megabytes per request"),
     "--max-queue": (options.at_least(1), "requests that wait or are computed; further ones are rejected (429)"),
     "--timeout": (options.number_from(0.001), "seconds to receive a request, and then to answer it"),

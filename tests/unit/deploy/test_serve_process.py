@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import resource
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -88,3 +91,33 @@ def test_a_client_that_goes_or_sends_slowly_holds_nobody_up(run, tmp_path):
         assert httpx.get(f"{server.address}/health").json()["queue"]["requests"] == 0
         assert server.stop(signal.SIGINT) == 0
         assert "Traceback" not in server.log
+
+
+@pytest.mark.slow
+def test_connections_without_a_request_end_with_the_timeout_and_crowd_nobody_out(run, tmp_path):
+    few = (250, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    with limited(few):
+        started = Server(tmp_path, "serve", run, "--timeout", "3")
+    with started as server:
+        address = re.fullmatch(r"http://(.+):(\d+)", server.address).groups()
+        with ExitStack() as held:
+            for start in [b"", b"POST /pre", b"GET / HTTP/1.1\r\nHost: x\r\n"] * 100:
+                connection = held.enter_context(socket.create_connection((address[0], int(address[1])), timeout=60))
+                connection.sendall(start)
+            assert sent(server.address, {"rows": [{"text": "a"}]}).status_code == 200
+            with suppress(ConnectionError):
+                assert connection.recv(100) == b""
+        assert sent(server.address, {"rows": [{"text": "a"}]}).status_code == 200
+        assert server.stop() == 0
+        assert len(server.log) < 5000
+
+
+@contextmanager
+def limited(files: tuple[int, int]) -> Iterator[None]:
+    """Limits the descriptors of processes that are started inside the block."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

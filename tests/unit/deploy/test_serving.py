@@ -137,6 +137,13 @@ BAD = {
     "surrogate": (b'{"rows": [{"text": "\\ud800"}]}', JSON, 422, "column 'text' is not UTF-8 text"),
     "too many": (json.dumps({"rows": [{"text": "a"}] * 9}).encode(), JSON, 413, "a request may have 8"),
     "too large": (b" " * 3001, JSON, 413, "larger than 0.003 MB"),
+    "too long": (json.dumps({"rows": [{"text": "a" * 201}]}).encode(), JSON, 413, "row 1 has more than 200 characters"),
+    "too long to be received": (
+        b'{"rows": [{"text": "' + b"a" * 1300,
+        JSON,
+        413,
+        "a text has more than 200 characters",
+    ),
     "other type": (b"text=a", {"content-type": "application/x-www-form-urlencoded"}, 415, "expected application/json"),
     "no type": (b"{}", {}, 415, "it is missing"),
     "form without boundary": (b"x", {"content-type": "multipart/form-data"}, 400, "the form cannot be read"),
@@ -146,7 +153,7 @@ BAD = {
 
 @pytest.mark.parametrize(("body", "headers", "status", "reason"), BAD.values(), ids=BAD)
 def test_a_bad_request_is_rejected_with_the_reason(run, body, headers, status, reason):
-    with client(run, max_rows=8, max_body_mb=0.003) as server:
+    with client(run, max_rows=8, max_chars=200 if b"aa" in body else 10_000, max_body_mb=0.003) as server:
         found = server.post("/predict", content=body, headers=headers)
         assert found.status_code == status, found.text
         assert reason in found.json()["error"]

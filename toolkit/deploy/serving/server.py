@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import logging
 import math
 import signal
 import socket
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit.base.console import say
 from toolkit.base.errors import InputError
@@ -79,6 +80,86 @@ async def answer_refusal(send: Send, refusal: Refusal) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def bounded_protocol(seconds: float, most: int) -> type[Any]:
+    """Returns uvicorn's protocol with a deadline for the head of a request, and at most so many connections.
+
+    uvicorn bounds the time between requests alone, and counts connections after it has accepted them. If there are too
+    many, the one that has waited longest without a request is closed.
+    """
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    idle: dict[Any, None] = {}  # connections without a request, the oldest first
+
+    class Bounded(H11Protocol):
+        deadline: Any = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > most and idle:
+                next(iter(idle)).expire()
+            self.wait()
+
+        def wait(self) -> None:
+            idle[self] = None
+            self.deadline = self.loop.call_later(seconds, self.expire)
+
+        def expire(self) -> None:
+            self.answering()
+            self.transport.abort()
+
+        def answering(self) -> None:
+            idle.pop(self, None)
+            if self.deadline is not None:
+                self.deadline.cancel()
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            if self.cycle is not None and not self.cycle.response_complete:
+                self.answering()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self.answering()
+            self.wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.answering()
+            super().connection_lost(exc)
+
+    return Bounded
+
+
+RESERVED = 64
+"""Descriptors that are kept for files and libraries."""
+QUIET_SECONDS = 10.0
+"""Time in which a library's message is logged once."""
+
+
+def most_connections() -> int:
+    """Returns how many connections the limit of descriptors (`ulimit -n`) leaves room for."""
+    import resource
+
+    import psutil
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(8, (limit - psutil.Process().num_fds() - RESERVED) // 2)
+
+
+def log_rarely() -> logging.Filter:
+    """Returns a filter that passes a message of a library once in `QUIET_SECONDS`: clients can cause many."""
+    logged: dict[str, float] = {}
+
+    def rare(record: logging.LogRecord) -> bool:
+        before = logged.get(record.msg, -math.inf)
+        if is_rare := record.created - before >= QUIET_SECONDS:
+            logged[record.msg] = record.created
+        return is_rare
+
+    passing = logging.Filter()
+    passing.filter = rare  # type: ignore[method-assign,assignment]
+    return passing
+
+
 STOPS = (signal.SIGINT, signal.SIGTERM)
 BACKLOG = 1024
 """Connections that the system keeps while the server is busy."""
@@ -118,25 +199,32 @@ def _unusable(host: str, port: int, error: OSError) -> InputError:
     )
 
 
-def serve(app: ASGIApp, opened: socket.socket, grace: float, notes: Callable[[str], Sequence[str]]) -> None:
-    """Answers requests until SIGTERM or Ctrl-C, then finishes requests in flight, for at most `grace` seconds."""
+def serve(app: ASGIApp, opened: socket.socket, timeout: float, notes: Callable[[str], Sequence[str]]) -> None:
+    """Answers requests until SIGTERM or Ctrl-C, then finishes those in flight.
+
+    `timeout` is the time in which a request is received, and then answered, in seconds.
+    """
     import uvicorn
 
     host, port = opened.getsockname()[:2]
+    most = most_connections()
+    backlog = min(BACKLOG, most)
+    for name in ("asyncio", "uvicorn.error"):
+        logging.getLogger(name).addFilter(log_rarely())
     try:
-        opened.listen(BACKLOG)  # so that readers of the address below can connect
+        opened.listen(backlog)  # so that readers of the address below can connect
     except OSError as error:
         opened.close()
         raise _unusable(host, port, error) from error
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http="h11",
+        http=bounded_protocol(timeout, most),
         ws="none",
         log_config=None,  # its warnings go to the same place as other libraries'
         access_log=False,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=math.ceil(grace),
+        backlog=backlog,
+        timeout_graceful_shutdown=math.ceil(2 * timeout + GRACE),
     )
     server = uvicorn.Server(config)
 
@@ -165,7 +253,7 @@ def serve_run(run: TrainedRun, name: str, opened: socket.socket, limits: Limits)
     serve(
         app,
         opened,
-        2 * limits.timeout + GRACE,
+        limits.timeout,
         lambda address: [
             f"{name} is served at {address}",
             "POST /predict answers rows, GET /health says whether rows are answered,",
