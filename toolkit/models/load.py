@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from toolkit.base.console import say, warn
 from toolkit.base.errors import ConfigError, InputError, pretrained_error
 from toolkit.base.files import kind_of, read_json
 from toolkit.base.offline import prepare_download
+from toolkit.base.package import replaced
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import ModelConfig
 from toolkit.models.adapters import quantization
@@ -201,18 +203,33 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
     name = str(model.name_or_path)
     if config.dtype == torch.float64:
         warn(f"{name} has float64 weights, which the toolkit reads, trains and saves in float32")
+    load = partial(
+        auto_class.from_pretrained, name, config=config, revision=model.revision or "main", use_safetensors=True,
+        dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
+        trust_remote_code=model.trust_remote_code, **quantization(model, config, auto_class), **attending,
+    )  # fmt: skip
     try:
-        loaded, info = auto_class.from_pretrained(
-            name, config=config, revision=model.revision or "main", trust_remote_code=model.trust_remote_code,
-            use_safetensors=True, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
-            **quantization(model, config, auto_class), **attending,
-        )  # fmt: skip
+        with replaced(transformers.modeling_utils, "safe_open", _in_memory):
+            loaded, info = load()
     except Exception as error:
         raise pretrained_error("model.name_or_path", name, error) from error
     _reject_lost_weights(loaded, info, name)
     if auto_model == "AutoModelForSequenceClassification" and getattr(config, "classifier_pooling", "cls") != "mean":
         _note_pooling(name)
     return loaded
+
+
+def _in_memory(file: str, *arguments: Any, **settings: Any) -> Any:
+    """Opens weights as transformers does, but not as a map, in which they would change with the file.
+
+    Raises InputError with the file if it is truncated.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(file, *arguments, **settings | {"backend": "pread"})
+    except SafetensorError as error:
+        raise InputError(f"{file} is damaged: {error}") from error
 
 
 def _note_pooling(name: str) -> None:

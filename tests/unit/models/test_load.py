@@ -55,6 +55,23 @@ def test_weights_are_trained_in_float32_whatever_they_were_saved_in(pretrained, 
     assert build_model(settings, load_model_config(settings), HEAD, seed=1).dtype == torch.float32
 
 
+def test_weights_are_no_map_of_the_file(pretrained, tmp_path):
+    shutil.copytree(pretrained, tmp_path / "model")
+    file, settings = tmp_path / "model" / "model.safetensors", ModelConfig(name_or_path=str(tmp_path / "model"))
+    config = load_model_config(settings)
+    loaded = build_model(settings, config, HEAD, seed=1)
+    before = {name: value.clone() for name, value in loaded.state_dict().items()}
+    content = file.read_bytes()
+    with file.open("r+b") as opened:  # as `cp` over a file does; a rename makes another one
+        opened.write(b"\0" * len(content))
+    assert all(torch.equal(value, before[name]) for name, value in loaded.state_dict().items())
+    with file.open("r+b") as opened:
+        opened.write(content)
+        opened.truncate(len(content) // 2)
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged"):
+        build_model(settings, config, HEAD, seed=1)
+
+
 @pytest.mark.parametrize(
     ("pooling", "said"),
     [({"pooling_mode_mean_tokens": True}, True), ({"pooling_mode": "mean"}, True), ({"pooling_mode": "cls"}, False)],
