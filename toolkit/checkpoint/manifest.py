@@ -161,7 +161,7 @@ def _required(folder: CheckpointFolder, manifest: Manifest) -> list[str]:
     if manifest.format == "full":
         return [path.name for path in (folder.model, folder.optimizer, folder.state)]
     shards = [found for file in manifest.files if (found := _SHARD.fullmatch(file))]
-    sizes = dict.fromkeys(("model", "optimizer"), max(int(found["size"]) for found in shards))
+    sizes = dict.fromkeys(("model", "optimizer"), max((int(found["size"]) for found in shards), default=1))
     sizes |= {found["name"]: int(found["size"]) for found in shards}
     paths = [folder.shard(name, rank, size) for name, size in sorted(sizes.items()) for rank in range(size)]
     return [path.relative_to(folder.path).as_posix() for path in (*paths, folder.state)]

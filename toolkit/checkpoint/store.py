@@ -184,9 +184,13 @@ def _opened(folder: Path, skip: Mapping[Path, str]) -> tuple[Checkpoint | None, 
         return None, problems
     state = CheckpointFolder(folder).state
     try:
-        return Checkpoint(folder, read_manifest(folder).step, read_json(state)), []
+        step, content = read_manifest(folder).step, read_json(state)
     except (OSError, ValueError) as error:
         return None, [f"{state.name}: {reason(error)}"]
+    train = content.get("train") if isinstance(content, Mapping) else None
+    if isinstance(train, Mapping) and train.get("step", step) != step:
+        return None, [f"{state.name}: is of step {train['step']!r}, not of the folder's"]
+    return Checkpoint(folder, step, content), []
 
 
 def _make_readable(folder: Path) -> None:

@@ -37,7 +37,7 @@ from toolkit.report.scores import Scores, described, measurements, prefix_of, qu
 from toolkit.report.sections import EXAMPLES, SAMPLES, WORST, Outcome, holds_all, lead, sections
 from toolkit.report.system import asked_rows
 from toolkit.system.phases import named_seconds
-from toolkit.tracking.jsonl import read_metrics
+from toolkit.tracking.jsonl import readable_lines
 
 
 def exhibits(outcome: Outcome, parts: Sequence[Section], page: str) -> Exhibits:
@@ -182,7 +182,7 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, li
     """Writes `report.html`, `report.md` and its plots; returns the outcome, the report's sections, and the page."""
     files = RunFolder(run.output_dir)
     # Scores per class are shown in the task's own sections.
-    history = [without_classes(line, run.task.scores) for line in read_metrics(files.metrics)]
+    history = [without_classes(line, run.task.scores) for line in readable_lines(files.metrics)]
     predicted = predicted_parts(run) if holds_all(run) else None
     own = [
         part

@@ -101,9 +101,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def readable_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of `metrics.jsonl` that can be read; a missing file has none.
+    """Returns the numbers in the lines of `metrics.jsonl` that can be read; a missing file has none.
 
     Raises OSError if the file cannot be read.
     """
     content = read_file(path) if path.exists() else b""
-    return [parse_json(line) for line in content.split(b"\n") if _step(line) is not None]
+    lines = [parse_json(line) for line in content.split(b"\n") if _step(line) is not None]
+    return [{key: value for key, value in line.items() if isinstance(value, int | float | None)} for line in lines]

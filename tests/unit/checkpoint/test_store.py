@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from toolkit.checkpoint import manifest, writing
 from toolkit.checkpoint.contents import load_model_into, load_optimizer_into
 from toolkit.checkpoint.manifest import verify
 from toolkit.checkpoint.planning import Group, planned
-from toolkit.checkpoint.store import latest, open_checkpoint, prune, prune_behind, steps
+from toolkit.checkpoint.store import latest, open_checkpoint, prune, prune_behind, steps, sweep
 from toolkit.checkpoint.writing import NewCheckpoint, commit
 from toolkit.distributed.collectives import Peers
 
@@ -340,6 +341,53 @@ def test_a_manifest_with_the_right_hash_and_other_values_is_rejected(
     assert found is not None
     assert found.step == 1
     assert message in messages[0]
+
+
+def test_a_manifest_of_shards_without_any_is_damage(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    rewrite_manifest(tmp_path / "step-2", {"format": 2})
+    assert "model/shard-00001-of-00001.safetensors: not in the manifest" in verify(tmp_path / "step-2")
+    assert latest(tmp_path)[0] == open_checkpoint(tmp_path / "step-1")
+
+
+def test_a_state_of_another_step_is_damage(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    state = tmp_path / "step-2" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"train": {"step": 1}}))
+    (tmp_path / "step-2" / "manifest.json").unlink()
+    manifest.write_manifest(tmp_path / "step-2", 2, {})
+    found, messages = latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert "state.json: is of step 1, not of the folder's" in messages[0]
+
+
+def test_readers_rename_nothing(tmp_path: Path) -> None:
+    """Between the two renames of a save that writes a step again, and after a kill there."""
+    save_steps(tmp_path, 1, 2)
+    (tmp_path / "step-2").rename(tmp_path / ".old-step-2")
+    before = sorted(tmp_path.rglob("*"))
+    found, _ = latest(tmp_path)
+    assert found is not None
+    assert found.step == 2
+    assert sorted(tmp_path.rglob("*")) == before
+    sweep(tmp_path)  # by the run that owns the folder
+    assert latest(tmp_path)[0] == open_checkpoint(tmp_path / "step-2")
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(tmp_path: Path, monkeypatch, caplog) -> None:
+    save_steps(tmp_path, 1, 2, 3)
+
+    def refuse(*arguments: object, **settings: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", "step-1")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refuse)
+        prune(tmp_path, 1)
+    assert caplog.text.count("cannot remove an old checkpoint: step-1: Operation not permitted") == 2
+    save_steps(tmp_path, 4)
+    prune(tmp_path, 1)
+    assert [step for step, _ in steps(tmp_path)] == [4]
 
 
 def rewrite_manifest(folder: Path, change: dict[str, Any]) -> None:
