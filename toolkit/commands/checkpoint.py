@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.console import quiet_libraries, say
-from toolkit.base.errors import InputError
+from toolkit.base.errors import InputError, ToolkitError
 from toolkit.base.files import expanded
 from toolkit.base.outputs import output_folder
 from toolkit.commands import options
@@ -51,7 +53,8 @@ def run_checkpoint(arguments: argparse.Namespace) -> None:
 
     path = expanded(arguments.checkpoint)
     if arguments.operation == "show":
-        show_checkpoint(_newest(path), arguments.tensors)
+        with _reading(_newest(path)) as checkpoint:
+            show_checkpoint(checkpoint, arguments.tensors)
     elif arguments.operation == "verify":
         verify_checkpoints(path)
     else:
@@ -73,14 +76,25 @@ def _convert(path: Path, arguments: argparse.Namespace) -> None:
     if not arguments.output:
         raise InputError("--output: `toolkit checkpoint convert` needs a folder to write to")
     quiet_libraries()
-    checkpoint = _newest(path)
-    output = output_folder(arguments.output)
-    if arguments.format:
-        folder = convert_format(checkpoint, output, arguments.format)
-        say(f"wrote {folder}; resume with checkpoint.resume={folder}")
-    else:
-        convert_to_model(checkpoint, output, arguments.recipe, arguments.trust_remote_code)
-        say(f"wrote the model of step {checkpoint.step} to {output}")
+    with _reading(_newest(path)) as checkpoint:
+        output = output_folder(arguments.output)
+        if arguments.format:
+            folder = convert_format(checkpoint, output, arguments.format)
+            say(f"wrote {folder}; resume with checkpoint.resume={folder}")
+        else:
+            convert_to_model(checkpoint, output, arguments.recipe, arguments.trust_remote_code)
+            say(f"wrote the model of step {checkpoint.step} to {output}")
+
+
+@contextmanager
+def _reading(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+    """Makes errors say that the checkpoint was removed meanwhile, as the run does with old ones, if that is so."""
+    try:
+        yield checkpoint
+    except (ToolkitError, OSError) as error:
+        if checkpoint.path.exists():
+            raise
+        raise InputError(f"{checkpoint.path} was removed while it was read, as its run does with old ones") from error
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from runs import predictions, train
 from safetensors.torch import load_file
 from stopping import DROPOUT
 
+import toolkit.commands.checkpoint
 from toolkit.checkpoint.manifest import read_manifest, verify
 from toolkit.models.adapters import load_adapters
 
@@ -54,6 +55,31 @@ def test_verify_reads_every_byte(run: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("emptied", [True, False])
+@pytest.mark.parametrize(
+    "command", [("show",), ("convert", "--output"), ("convert", "--format", "sharded", "--output")]
+)
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_said_to_be_removed(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    opened = toolkit.commands.checkpoint._newest
+
+    def removed(path: Path) -> object:
+        found = opened(path)
+        shutil.rmtree(found.path)
+        return found
+
+    monkeypatch.setattr(toolkit.commands.checkpoint, "_newest", removed)
+    output = [tmp_path / "new"] if "--output" in command else []
+    assert run_command("checkpoint", command[0], tmp_path / "run", *command[1:], *output) == 2
+    assert "was removed while it was read" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists() or not any((tmp_path / "new").iterdir())
+
+
 def test_a_run_without_checkpoints_is_not_called_damaged(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], emptied: bool
 ) -> None:
