@@ -54,15 +54,9 @@ def test_verify_reads_every_byte(run: Path, tmp_path: Path, capsys: pytest.Captu
     assert "damaged: step-2. " in said.err
 
 
-@pytest.mark.parametrize(
-    "command", [("show",), ("convert", "--output"), ("convert", "--format", "sharded", "--output")]
-)
+@pytest.mark.parametrize("command", ["show", "convert --output", "convert --format=sharded --output"])
 def test_a_checkpoint_that_its_run_removes_meanwhile_is_said_to_be_removed(
-    run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    command: tuple[str, ...],
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
     opened = toolkit.commands.checkpoint._newest
