@@ -118,6 +118,8 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
     free = (*FREE, WINDOW, *SPLIT) if elastic else FREE
     if elastic and any(key in before and before[key] != now.get(key) for key in (BACKEND, *MESH)):
         free = (*free, UNPADDED)  # not every way to split a model can skip padding
+    if not any(key.startswith("model.files.") for key in before):  # of a version that did not note them
+        free = (*free, "model.files.*")
     changes = [
         f"{key}: the run was started {_with(before, key)}, now {_shown(now, key)}{_advice(before, key)}"
         for key in sorted({*before, *now})

@@ -26,6 +26,7 @@ from toolkit.config.sections import Config
 from toolkit.deploy.trained import read_settings
 from toolkit.models.adapters import add_adapters, merged
 from toolkit.models.load import build_model, load_model_config
+from toolkit.models.origin import require_same_model
 from toolkit.models.parts import freeze
 from toolkit.models.save import write_model
 from toolkit.optim.optimizers import build_optimizer
@@ -55,6 +56,8 @@ def convert_to_model(
     try:
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as temporary:
             base = Path(temporary) / "base"
+            if cfg.model.peft.method != "none":
+                require_same_model(source_of_finished(cfg), checkpoint.path.absolute().parents[1])
             model = _built(cfg, task, processor, base)
             load_model_into(checkpoint, model)
             _use_averages(checkpoint, model, cfg)

@@ -31,6 +31,7 @@ from toolkit.distributed.launch import build_accelerator, float32_precision, own
 from toolkit.engine.evaluation import evaluate, predict
 from toolkit.models.adapters import adapter_problems, base_of, load_adapters
 from toolkit.models.load import build_model, load_model_config
+from toolkit.models.origin import require_same_model
 from toolkit.models.parts import head_at_labels
 from toolkit.models.unpadded.families import choose
 from toolkit.models.unpadded.layers import install
@@ -291,6 +292,7 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
             raise ConfigError(problems)
         base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
         source = source_of_finished(replace(cfg, model=base))
+        on_main(accelerator, require_same_model, source, folder)
         network = load_adapters(build_model(source, config, task.auto_model(config), cfg.seed), saved)
     if choose(cfg, config, accelerator.device):
         install(network, always=cfg.train.max_tokens_per_batch is not None)

@@ -14,6 +14,9 @@ from toolkit.checkpoint.manifest import files_of, read_manifest, reason, tensor_
 from toolkit.checkpoint.state import SavedState, described
 from toolkit.checkpoint.store import open_checkpoint, steps
 from toolkit.checkpoint.tensors import verified_tensors
+from toolkit.config.sections import ModelConfig
+from toolkit.models.adapters import BASE, FILE, base_of
+from toolkit.models.origin import changes
 from toolkit.report.facts import damaged
 from toolkit.report.runs import read_record
 from toolkit.tracking.jsonl import has_changed, wrong_lines
@@ -90,6 +93,10 @@ def damages(folder: Path) -> Iterator[str]:
         yield str(error)
     else:
         yield from damaged(folder, record.facts)
+        if (files.model / FILE).exists() and not (files.model / BASE).exists():
+            yield from changes(
+                ModelConfig(name_or_path=base_of(files.model, str(folder))), record.facts.get("model_files", {})
+            )
         sealed = files.metrics.name in record.facts.get("files", {})
         if record.finished and "files" not in record.facts:
             yield "run.json has no checksums: the run is of an older version, and its model was not verified"

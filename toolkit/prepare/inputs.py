@@ -32,8 +32,9 @@ from toolkit.data.loading import CheckedRows, load_rows
 from toolkit.data.row_cache import adopt
 from toolkit.data.table import Table
 from toolkit.data.tokenise import omissions, prepare, tokenise
-from toolkit.distributed.collectives import objects_of_all
+from toolkit.distributed.collectives import objects_of_all, require_same
 from toolkit.models.load import load_model_config, lost_override_problems
+from toolkit.models.origin import FILES, origin
 from toolkit.prepare.auto import Circumstances, resolve
 from toolkit.prepare.processor import build_processor, configure_model
 from toolkit.system.environment import versions
@@ -128,7 +129,10 @@ def read_inputs(
     rows = load_rows(cfg, task, accelerator, sample)
     mesh = Mesh.of(cfg.parallel, accelerator.num_processes)
     resolved = resolve(Circumstances(cfg, task, config, accelerator.device, mesh))
-    identity = {**identity_of(cfg, rows, mesh), **resolved}
+    with local_main_first(accelerator):  # the others know the first one's checksums
+        files = {f"{FILES}{name}": value for name, value in origin(source_of(cfg)).items()}
+    require_same(accelerator, files)
+    identity = {**identity_of(cfg, rows, mesh), **resolved, **files}
     if claimed.resume is not None:
         saved = SavedState.from_json(claimed.resume.state).identity
         require_same_settings(saved, identity)

@@ -28,6 +28,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust, trust_run
 from toolkit.checkpoint.manifest import reason
 from toolkit.config import dump_config
+from toolkit.models.origin import FILES
 from toolkit.system.environment import checkout, hardware, versions
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
         "hardware": hardware(),
         "energy_source": run.system.source,
         "data_fingerprints": dict(rows.fingerprints),
+        "model_files": {key.removeprefix(FILES): value for key, value in run.identity.items() if key.startswith(FILES)},
         "num_rows": {split: len(part) for split, part in rows.splits.items()},
         "bad_rows": dict(run.data.bad_rows),
         "omissions": [asdict(each) for each in run.data.omissions],
