@@ -315,7 +315,7 @@ def _space(error: BaseException, places: list[Path], needed: int | None) -> str:
     needed = getattr(error, "needed", None) if needed is None else needed
     found = [] if needed is None else [f"{format_bytes(needed)} are needed"]
     for place in places:
-        if (sizes := _sizes(place)) is not None:
+        if (sizes := _sizes(place)) is not None and not str(place).startswith("<"):  # `<stdout>` is on no disk
             left = "but no more files (inodes)" if _lacks_inodes(sizes) else "free"
             found.append(f"{format_bytes(sizes.f_bavail * sizes.f_frsize)} are {left} in {_folder_of(place)}")
     return f"; {', '.join(found)}" if found else ""

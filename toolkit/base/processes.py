@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from toolkit.base.errors import RunError
-
 PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = {
     signal.SIGTERM: "SIGTERM",
@@ -90,7 +88,8 @@ class _OutlivingStream:
             elif error.errno == errno.EPIPE and not _output_is_optional.is_set():
                 raise  # no one needs the rest
             elif not _output_is_optional.is_set():
-                raise RunError(f"{self._stream.name} cannot be written: {error.strerror}") from error
+                error.filename = self._stream.name
+                raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             with suppress(OSError):  # what it holds is written again, now to nowhere
                 self._stream.flush()
