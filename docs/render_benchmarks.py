@@ -104,12 +104,15 @@ def sides(cases: Mapping[str, Result]) -> str:
 
 
 def both_scores(cases: Mapping[str, Result]) -> str:
-    """Returns the table of the scores of two sides, seed by seed."""
-    names = list(next(iter(cases.values()))["scores"])
-    rows = [
-        [line(name), line(case["metric"]), *(spread(case["scores"][side]) for side in names)]
-        for name, case in cases.items()
-    ]
+    """Returns the table of the scores of several sides, seed by seed, and their median CPU time."""
+    names = list(dict.fromkeys(side for case in cases.values() for side in case["scores"]))
+
+    def cell(case: Result, side: str) -> str:
+        if side not in case["scores"]:
+            return "-"
+        return f"{spread(case['scores'][side])}; {statistics.median(case['seconds_per_run'][side]):.0f} s"
+
+    rows = [[line(name), line(case["metric"]), *(cell(case, side) for side in names)] for name, case in cases.items()]
     return table(["case", "score", *map(line, names)], rows, marked_up=True)
 
 

@@ -172,7 +172,7 @@ def metric_named(name: str, task: Task, setting: str, settings: EvalConfig | Non
         own = [f"own_{each}" if each in known else each for each in map(short_name, settings.metrics)]
         if name in own or any(name.startswith(f"{each}_") for each in own):  # the names in a mapping are not known yet
             return Score(f"eval_{name}", greater_is_better=settings.greater_is_better)
-        known |= dict.fromkeys(own)
+        known |= {each: Score(each) for each in own}
     if name not in known:
         near = did_you_mean(name, list(known))
         raise ConfigError([f"{setting}: received {name!r}, this task has {', '.join(known)}{near}"])

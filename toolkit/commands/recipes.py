@@ -64,7 +64,7 @@ def run_init(arguments: argparse.Namespace) -> None:
         here = expanded(made.config.model.name_or_path or "").is_dir()
         unused = [f"output_dir={file.name}.run"]
         found = validate(type(made.task), file.name, unused, elsewhere=not here, first_rows=False)
-        told = [problem.replace(Path(file.name).name, output.name) for problem in found.problems]
+        told = tuple(problem.replace(Path(file.name).name, output.name) for problem in found.problems)
         replace(found, problems=told).raise_problems()
     say(f"{arguments.source}: {made.summary}")
     for guess in (guess for guess in made.guesses if guess.key == LABEL_MAP and guess.reason != AS_GIVEN):
