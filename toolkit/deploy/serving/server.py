@@ -156,7 +156,7 @@ def log_rarely() -> logging.Filter:
         return is_rare
 
     passing = logging.Filter()
-    passing.filter = rare  # type: ignore[method-assign,assignment]
+    passing.filter = rare  # type: ignore[method-assign]
     return passing
 
 
