@@ -41,7 +41,8 @@ def run_init(arguments: argparse.Namespace) -> None:
     """Writes the YAML and prints what was recognised and the next command."""
     from toolkit.base.console import quiet_libraries, say
     from toolkit.base.files import expanded, written_whole
-    from toolkit.lab.init.draft import draft
+    from toolkit.config.keys import to_yaml
+    from toolkit.lab.init.draft import AS_GIVEN, LABEL_MAP, draft
     from toolkit.lab.init.files import name_of
     from toolkit.lab.init.overview import Subject
     from toolkit.recipe import validate
@@ -67,6 +68,8 @@ def run_init(arguments: argparse.Namespace) -> None:
         told = tuple(problem.replace(Path(file.name).name, output.name) for problem in found.problems)
         replace(found, problems=told).raise_problems()
     say(f"{arguments.source}: {made.summary}")
+    for guess in (guess for guess in made.guesses if guess.key == LABEL_MAP and guess.reason != AS_GIVEN):
+        say(f"  - task.label_map={to_yaml(guess.value)}: {guess.reason}")
     for each in (*omitted, *made.rows.findings.warnings()):
         say(f"  - {each}")
     if made.task.has("baselines"):

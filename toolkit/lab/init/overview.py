@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.api.batch import Omission
 from toolkit.api.task import Task, limits_of
 from toolkit.base.console import shorten
+from toolkit.config.keys import to_yaml
 from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
 from toolkit.data.columns import used_columns
@@ -85,6 +86,8 @@ def overview(shown: Subject) -> Iterator[RenderableType]:
     yield _columns(cfg, task, shown.profile)
     if rows.findings.labels:
         yield _labels(rows.findings.labels)
+        if renamed := getattr(cfg.task, "label_map", None):
+            yield textwrap.fill(f"labels after task.label_map={to_yaml(renamed)}", WIDTH)
     elif numbers := _numbers(task, rows.splits["train"]):
         yield numbers
     if texts := _texts(task, rows):
