@@ -195,7 +195,7 @@ class Reviews(Task):
     def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
         given = rows["renamed"][:]
         counts = Counter(chain.from_iterable(given)).most_common(5)
-        names = ", ".join(f"{name} ({count})" for name, count in counts)
+        names = ", ".join(f"{name} -> {self.head.names[name]} ({count})" for name, count in counts)
         merged = Omission("rows with labels renamed by task.label_map", sum(map(bool, given)), len(rows), names)
         return [merged, *self.inputs.omissions(rows[self.modality], self.options)]
 

@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 from launching import ROOT
 
-OTHERS = {"GPU", "guards", "phases", "samples", "real data", "reviews", "search", "tools"}
+OTHERS = {"GPU", "first results", "guards", "phases", "samples", "real data", "reviews", "search", "tools"}
 TIMES = ("seconds_min", "seconds", "seconds_max", "runs")
 
 

@@ -61,7 +61,8 @@ def run_init(arguments: argparse.Namespace) -> None:
         file.write(made.yaml(command))
         file.flush()
         # What has problems is not written. A model of the hub may be loaded later, and a former run does not matter.
-        here = expanded(made.config.model.name_or_path or "").is_dir()
+        name = made.config.model.name_or_path
+        here = name is None or expanded(name).is_dir()
         unused = [f"output_dir={file.name}.run"]
         found = validate(type(made.task), file.name, unused, elsewhere=not here, first_rows=False)
         told = tuple(problem.replace(Path(file.name).name, output.name) for problem in found.problems)

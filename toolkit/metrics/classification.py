@@ -10,7 +10,10 @@ from numpy.typing import ArrayLike
 from toolkit.metrics.intervals import Interval, bootstrap, ratio, wilson
 from toolkit.metrics.score import Quality, Score, absent, by_class, compared
 
-CLASSIFICATION = (Score("accuracy"), Score("f1_macro"), Score("precision_macro"), Score("recall_macro"), Score("mcc"))
+CLASSIFICATION = (
+    Score("accuracy"), Score("f1_macro"), Score("precision_macro"), Score("recall_macro"),
+    Score("mcc"),
+)  # fmt: skip
 """The scores over all classes."""
 PER_CLASS = ("precision", "recall", "f1")
 UNEVEN_SHARE = 0.6

@@ -396,7 +396,7 @@ def test_nothing_is_downloaded_from_scratch(tmp_path, capsys) -> None:
         (folder := tmp_path / "photos" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
         (folder / f"{n}.png").write_bytes(image(noise(20, 24, seed=n)))
     settings = init(tmp_path / "photos", "--from-scratch")
-    assert settings["task"]["image"]["size"] == 32  # of 20 pixels, which a ResNet halves twice at the start
+    assert settings["task"]["image"]["size"] == 40  # twice the shorter side
     assert settings["model"]["from_config"]["num_channels"] == 1
     clips = written(tmp_path, recordings(tmp_path, [0.5] * 12, 8000))
     assert init(clips, "--from-scratch")["task"]["audio"]["sampling_rate"] == 8000

@@ -45,6 +45,7 @@ def words(train: list[str], texts: list[str]):
 
 
 @needs_browser
+@pytest.mark.slow
 def test_reviews_have_a_constant_answer_a_linear_model_and_the_model_itself(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", None)

@@ -636,6 +636,7 @@ def test_measurements_stand_beside_their_estimates(tmp_path, monkeypatch):
 # The page
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_click_on_a_column_sorts_the_page(comparison, tmp_path, monkeypatch):
     asked, _ = comparison("adamw_torch", "adafactor", "muon", "sgd", seeds=(1,))

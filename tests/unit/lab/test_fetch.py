@@ -169,7 +169,7 @@ def test_files_of_others_and_paths_out_of_the_folder_are_rejected(made, tmp_path
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").touch()
     assert run_command("fetch", "reviews", "--config", "smoke", "--output", f"{tmp_path}/mine") == 2
-    assert "mine holds thesis.tex, which is not of `toolkit fetch`" in capsys.readouterr().err
+    assert "mine holds thesis.tex, not of `toolkit fetch`" in capsys.readouterr().err
     noise(32, 32, 3, seed=1).save(tmp_path / "a.png")
     (tmp_path / "rows.csv").write_text(f"image,label\n{tmp_path}/a.png,cat\n")
     rows = [f"data.train_file={tmp_path}/rows.csv", "data.validation_file=null", "data.test_file=null"]

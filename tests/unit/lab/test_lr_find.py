@@ -84,6 +84,7 @@ def test_smoothing_does_not_shift_a_curve_and_leaves_out_what_is_missing():
     assert [mean.add(3.0) for _ in range(4)] == pytest.approx([3.0] * 4)
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))

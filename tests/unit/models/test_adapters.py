@@ -115,13 +115,9 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "method"),
-    [
-        ("reviews", "lora"),
-        pytest.param("reviews", "dora", marks=pytest.mark.slow),
-        pytest.param("translation", "prompt_tuning", marks=pytest.mark.slow),
-    ],
+    ("task", "method"), [("reviews", "lora"), ("reviews", "dora"), ("translation", "prompt_tuning")]
 )
 def test_a_run_with_adapters_stopped_twice_ends_like_one_that_was_not(task, method, tmp_path, monkeypatch):
     stop_before = stopper(monkeypatch)

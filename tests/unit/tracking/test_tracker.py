@@ -356,6 +356,7 @@ def test_mlflow_keeps_one_run_with_every_step_once(output_dir):
     assert only_the_run_is_written(output_dir)
 
 
+@pytest.mark.slow
 def test_an_mlflow_run_that_fails_is_not_in_the_way_of_the_next(output_dir, monkeypatch):
     def fail(sink: MLflow, values: dict[str, float], step: int) -> None:
         raise ConnectionError("no server")

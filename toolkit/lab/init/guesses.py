@@ -241,8 +241,8 @@ def durations(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]
     return found
 
 
-LEAST_PIXELS, MOST_PIXELS = 32, 128
-"""Sides of the input for small images, as a ResNet halves it twice at the start, and for large ones."""
+SMALL_SIDE, MOST_PIXELS = 48, 128
+"""Side up to which images are enlarged, as a ResNet halves its input twice at the start; and that of large ones."""
 SAMPLED_IMAGES = 200
 
 
@@ -254,10 +254,11 @@ def pixels(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
         return []
     images = [decode(row["image"], options.image.max_pixels) for row in evenly(rows, SAMPLED_IMAGES)]
     side = round(median(min(image.size) for image in images))
-    size = min(max(8 * math.ceil(side / 8), LEAST_PIXELS), MOST_PIXELS)
+    size = min(8 * math.ceil((2 * side if side <= SMALL_SIDE else side) / 8), MOST_PIXELS)
+    enlarged = ", enlarged because the model halves its input twice at once" if side <= SMALL_SIDE else ""
     grey = all(image.mode.startswith(("1", "L", "I")) for image in images)
     return [
-        Guess("task.image.size", size, f"the median shorter side is {side} pixels"),
+        Guess("task.image.size", size, f"the median shorter side is {side} pixels{enlarged}"),
         Guess("model.from_config.num_channels", 1 if grey else 3, "grey" if grey else "colours"),
     ]
 

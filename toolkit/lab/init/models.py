@@ -104,7 +104,7 @@ SCRATCH = {
     "token_classification": _new(512, 1e-3, 2, _BERT),
     "language_modeling": _new(512, 1e-3, 2, _GPT2),
     "prompts": _new(512, 1e-3, 2, _GPT2),
-    "image": _new(None, 3e-3, 4.8, _RESNET, task__image__random_crop=0.7, train__lr_scheduler_type="cosine"),
+    "image": _new(None, 3e-3, 2.4, _RESNET, task__image__random_crop=0.7, train__lr_scheduler_type="cosine"),
     "audio": _new(None, 2e-3, 3, _LISTENER, task__audio__speed=0.2, train__lr_scheduler_type="cosine"),
 }
 """Small new models, which learn from the rows alone, by kind of data; like those of the shipped configurations."""
