@@ -1,11 +1,14 @@
 """Serves a run for some minutes under parallel requests, and measures whether anything is lost or leaks.
 
-    python benchmarks/soak_serve.py RUN ROWS [--seconds 600] [--clients 50] [--results FOLDER]
+    python benchmarks/soak_serve.py RUN ROWS [--seconds 600] [--clients 50] [--pause SECONDS]
+        [--idle N] [--slow N] [--large CHARACTERS] [--name soak] [--results FOLDER]
 
 `ROWS` is a .jsonl file with rows of the run, whose answers must not depend on the rows beside them (as those of packed
 or masked documents do). Each client sends requests of one or several rows, one after the other, and every tenth is
-malformed. Every answer is compared with that of `toolkit predict` for the file. The result has the numbers of requests
-by status, wrong and lost answers, latencies, and memory and open files of the server over time.
+malformed. Every answer is compared with that of `toolkit predict` for the file. Beside them, idle clients connect and
+say nothing, slow ones send a byte a second, and one sends a row with a text that is too long, again and again. The
+result has the numbers of requests by status, wrong and lost answers, latencies, and memory and open files of the server
+over time.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import math
 import random
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -47,10 +51,11 @@ class Clients:
         rows: rows to send.
         expected: their answers.
         end: when to stop, by `time.monotonic`.
+        pause: seconds between two requests of a client.
     """
 
-    def __init__(self, address: str, rows: list[Any], expected: list[dict[str, Any]], end: float) -> None:
-        self._address, self._rows, self._expected, self._end = address, rows, expected, end
+    def __init__(self, address: str, rows: list[Any], expected: list[dict[str, Any]], end: float, pause: float) -> None:
+        self._address, self._rows, self._expected, self._end, self._pause = address, rows, expected, end, pause
         self._lock = threading.Lock()
         self.statuses: Counter[str] = Counter()
         self.seconds: list[float] = []
@@ -63,7 +68,37 @@ class Clients:
         connection = http.client.HTTPConnection(host, timeout=120)
         while time.monotonic() < self._end:
             self._once(connection, source)
+            time.sleep(self._pause)
         connection.close()
+
+    def work_idly(self, request: bytes, seconds: float) -> None:
+        """Connects again and again, and sends a request with so many seconds between its bytes, or nothing."""
+        host, port = self._address.removeprefix("http://").split(":")
+        while time.monotonic() < self._end:
+            try:
+                with socket.create_connection((host, int(port)), timeout=seconds) as connection:
+                    for byte in request:
+                        connection.sendall(bytes([byte]))
+                        time.sleep(seconds)
+                    while time.monotonic() < self._end and not closed(connection):
+                        pass
+            except OSError:
+                time.sleep(1)
+
+    def work_at_length(self, length: int) -> None:
+        """Sends a row with a text of so many characters, again and again."""
+        row = {
+            name: "good " * (length // 5) if isinstance(value, str) else value for name, value in self._rows[0].items()
+        }
+        body = json.dumps({"rows": [row]}).encode()
+        while time.monotonic() < self._end:
+            connection = http.client.HTTPConnection(self._address.removeprefix("http://"), timeout=120)
+            try:
+                connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+                self._count(f"{connection.getresponse().status} long text")
+            except OSError:
+                self._count("closed: long text")  # while it was sent
+            connection.close()
 
     def _once(self, connection: http.client.HTTPConnection, source: random.Random) -> None:
         malformed = source.random() < 0.1
@@ -94,6 +129,14 @@ class Clients:
     def _count(self, what: str) -> None:
         with self._lock:
             self.statuses[what] += 1
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the server has closed a connection; waits for that up to the socket's timeout."""
+    try:
+        return not connection.recv(1)
+    except TimeoutError:
+        return False
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -160,8 +203,12 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     try:
         address = address_of(log, server)
         end = time.monotonic() + options.seconds
-        clients = Clients(address, rows, expected, end)
+        clients = Clients(address, rows, expected, end, options.pause)
         threads = [threading.Thread(target=clients.work, args=(seed,)) for seed in range(options.clients)]
+        threads += [threading.Thread(target=clients.work_idly, args=(b"", 1)) for _ in range(options.idle)]
+        head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"X-Header: something\r\n" * 50
+        threads += [threading.Thread(target=clients.work_idly, args=(head, 1)) for _ in range(options.slow)]
+        threads += [threading.Thread(target=clients.work_at_length, args=(options.large,))] if options.large else []
         for thread in threads:
             thread.start()
         samples = watched(psutil.Process(server.pid), end)
@@ -207,15 +254,21 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="rows, as .jsonl")
     parser.add_argument("--seconds", type=float, default=600, help="how long (default: 600)")
     parser.add_argument("--clients", type=int, default=50, help="parallel clients (default: 50)")
+    parser.add_argument("--pause", type=float, default=0, help="seconds between a client's requests (default: 0)")
+    parser.add_argument("--idle", type=int, default=0, help="clients that connect and send nothing (default: 0)")
+    parser.add_argument("--slow", type=int, default=0, help="clients that send a byte a second (default: 0)")
+    parser.add_argument("--large", type=int, default=0, help="characters of one client's texts (default: none)")
+    parser.add_argument("--name", default="soak", help="name of the result's file (default: soak)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         found = soak(options, Path(folder))
     state = checkout(ROOT)
-    page = {"seconds": options.seconds, "clients": options.clients, **found, **cpu(), "versions": versions()}
+    asked = ("seconds", "clients", "pause", "idle", "slow", "large")
+    page = {**{name: getattr(options, name) for name in asked}, **found, **cpu(), "versions": versions()}
     page |= {"commit": state.commit if state else None, "changed_files": state.changed_files if state else None}
     options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "soak.json").write_text(json.dumps(page, indent=1) + "\n", encoding="utf-8")
+    (options.results / f"{options.name}.json").write_text(json.dumps(page, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({name: value for name, value in page.items() if name != "samples"}, indent=1))
 
 
