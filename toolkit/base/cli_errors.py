@@ -150,7 +150,7 @@ def leave_group() -> None:
     sys.modules["torch"].distributed.destroy_process_group()
 
 
-def unexpected(error: Exception) -> str:
+def unexpected(error: BaseException) -> str:
     """Returns the message for an error that is not a `ToolkitError`."""
     from toolkit.base.files import disk_problem, is_full
 

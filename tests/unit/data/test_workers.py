@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -79,13 +80,27 @@ def collated(rows: list[int]) -> list[int]:
             np.zeros(1000).sum()
     if rows == [8]:
         time.sleep(60)
-    return rows
+    return [Unsendable(rows[0])] if rows[0] in (9, 10) else rows
+
+
+class Unsendable:
+    """A batch for which shared memory, or a descriptor, is missing when it is passed on."""
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+    def __reduce__(self) -> str:
+        if self.row == 9:
+            raise RuntimeError(
+                "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
+            )
+        raise OSError(24, "Too many open files")
 
 
 def loader(rows: list[int], persistent: bool = False, count: int = 2, timeout: float = 120.0) -> WatchedLoader:
     batches = [[row] for row in rows]
     return WatchedLoader(
-        range(9),
+        range(11),
         batch_sampler=batches,
         collate_fn=collated,
         num_workers=count,
@@ -152,6 +167,13 @@ def test_a_worker_that_is_stopped_with_nothing_left_to_do_is_ended():
 def test_a_worker_that_is_killed_is_named():
     with pytest.raises(RunError, match=r"DataLoader worker \(pid.*lower train.dataloader_num_workers"):
         all_batches([0, 6, 1])
+
+
+@pytest.mark.parametrize(("row", "cause"), [(9, "shared memory is full"), (10, r"ulimit -n")])
+def test_a_batch_that_cannot_be_passed_on_names_its_cause_at_once(row, cause, capfd):
+    with pytest.raises(RunError, match="DataLoader worker"):
+        all_batches([0, row, 1])
+    assert re.search(f"worker cannot pass on a batch: .*{cause}", capfd.readouterr().err, re.DOTALL)
 
 
 def test_a_worker_that_is_killed_while_it_passes_on_a_batch_is_named():

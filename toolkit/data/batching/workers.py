@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from multiprocessing.queues import Queue
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from toolkit.api.batch import Batch
 from toolkit.api.task import Task, reads_files
+from toolkit.base.cli_errors import unexpected
 from toolkit.base.errors import DataError, RunError
 from toolkit.base.processes import STOP_SIGNALS
 from toolkit.system.limits import usable_cores
@@ -70,7 +73,7 @@ class WatchedLoader(DataLoader):
         **settings: Any,
     ) -> None:
         if num_workers:
-            settings |= {"worker_init_fn": _outlive_stop_signals, "timeout": PATIENCE * heartbeat_timeout / POLLS}
+            settings |= {"worker_init_fn": _begin, "timeout": PATIENCE * heartbeat_timeout / POLLS}
             collate_fn = _Returning(collate_fn)
         super().__init__(dataset, num_workers=num_workers, collate_fn=collate_fn, **settings)
 
@@ -109,7 +112,7 @@ def ended_workers(loader: WatchedLoader) -> Iterator[None]:
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker (pid"):
             raise
-        raise _killed(str(error).splitlines()[0].strip()) from error
+        raise _killed(str(error).splitlines()[0].partition(" Details are lost")[0].strip()) from error
     finally:
         loader.end_workers()
 
@@ -133,8 +136,7 @@ def watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
                 return
             except (EOFError, ConnectionError, FileNotFoundError) as error:
                 # A dying process closes its connections a moment before it is dead.
-                if not wait([process.sentinel for process in processes], timeout=1.0):
-                    raise
+                wait([process.sentinel for process in processes], timeout=1.0)
                 raise _killed("A data loader worker has ended while it passed on a batch") from error
             except RuntimeError as error:
                 if not str(error).startswith("DataLoader timed out"):
@@ -198,7 +200,18 @@ def _state(process: Any) -> str:
         return "gone"
 
 
-def _outlive_stop_signals(worker: int) -> None:
-    """Ignores stop signals: schedulers and terminals send them to every process, but the rank must finish and save."""
+def _begin(worker: int) -> None:
+    """Ignores stop signals, and ends with a message if a batch cannot be passed on.
+
+    Schedulers and terminals send signals to every process, but the rank must finish and save.
+    """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    # Python would print a traceback and drop the batch, for which the rank would wait.
+    Queue._on_queue_feeder_error = staticmethod(lambda error, batch: _cannot_pass_on(error))  # type: ignore[attr-defined]
+    sys.excepthook = lambda kind, error, trace: _cannot_pass_on(error)  # of the thread that passes on descriptors
+
+
+def _cannot_pass_on(error: BaseException) -> None:
+    print(f"\nA data loader worker cannot pass on a batch: {unexpected(error)}", file=sys.stderr, flush=True)
+    os._exit(1)
