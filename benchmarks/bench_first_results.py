@@ -62,6 +62,9 @@ CASES = {
 }
 PRETRAINED = ("text", "questions")
 """Cases whose model is MiniLM; the others are trained from scratch."""
+ONE_RATE = ("train.learning_rate=5e-5", "train.mixed_precision=no", "train.train_sampling_strategy=random")
+FORMER = {"text": (*ONE_RATE, "train.num_train_epochs=3"), "questions": ONE_RATE}
+"""What `init` wrote for these before it knew sizes and lengths: a third side."""
 
 
 def toolkit(*arguments: str | Path) -> None:
@@ -79,15 +82,16 @@ def cpu_seconds() -> float:
     return time.process_time() + usage.ru_utime + usage.ru_stime
 
 
-def ours(case: str, data: str, minilm: str, seed: int) -> dict[str, Any]:
-    """Trains what `init` writes, and scores it."""
+def ours(case: str, data: str, minilm: str, seed: int, former: bool = False) -> dict[str, Any]:
+    """Trains what `init` writes, or wrote before, and scores it."""
     this, rows = CASES[case], Path(data) / CASES[case].name
     with tempfile.TemporaryDirectory() as folder:
         yaml, run, own = Path(folder, "mine.yaml"), Path(folder, "run"), Path(folder, this.train)
         own.symlink_to(rows / this.train)  # alone: beside the test rows, these would be found and select the best model
         model = ["--model", minilm] if case in PRETRAINED else ["--from-scratch"]
         toolkit("init", own, "--output", yaml, *model)
-        toolkit("train", this.recipe, "--config", yaml, f"seed={seed}", f"output_dir={run}")
+        settings = FORMER[case] if former else ()
+        toolkit("train", this.recipe, "--config", yaml, f"seed={seed}", f"output_dir={run}", *settings)
         seconds = cpu_seconds()
         toolkit("evaluate", run, "--data", rows / this.test, "--output", Path(folder, "scores.json"))
         found = json.loads(Path(folder, "scores.json").read_text())
@@ -283,21 +287,25 @@ def classified(sets: list[list[tuple[np.ndarray, str]]], seed: int, epochs: int)
 
 def measured(case: str, options: Any) -> Mapping[str, Any]:
     """Trains a case with both sides, one seed after the other; a round is a seed."""
-    runs: dict[str, list[dict[str, Any]]] = {"script": [], "toolkit init": []}
+    runs: dict[str, list[dict[str, Any]]] = {"script": [], "toolkit init": [], "before": []}
     data, minilm = str(options.data.resolve()), str(options.minilm)
     for seed in range(1, options.pairs + 1):
         sides = [
             calling("script", globals()[case], data=data, minilm=minilm, seed=seed),
             calling("toolkit init", ours, case=case, data=data, minilm=minilm, seed=seed),
         ]
+        if case in FORMER:
+            sides.append(calling("before", ours, case=case, data=data, minilm=minilm, seed=seed, former=True))
         options.pairs, rounds = 1, options.pairs
         for name, found in interleave(sides, options).items():
             runs[name] += found
         options.pairs = rounds
+    runs = {name: each for name, each in runs.items() if each}
     scores = {name: [run["score"] for run in each] for name, each in runs.items()}
     means = {name: statistics.mean(each) for name, each in scores.items()}
     return {
         **compared(runs, "script", "toolkit init"), "metric": CASES[case].metric,
+        "seconds_per_run": {name: [run["seconds"] for run in each] for name, each in runs.items()},
         "scores": scores, "mean_scores": means,
     }  # fmt: skip
 
