@@ -35,7 +35,6 @@ MAX_MODULES = 12
 SMALL_MODULE_LINES = 100
 SMALL_MODULES = {
     "checks.trainer": "a user of the Trainer looks for it",
-    "commands.checkpoint": "a command, as each of its neighbours",
     "deploy.export.generating": "its source is part of the script of an export",
     "footprint.cuts": "a user looks for it",
     "optim.lamb": "loaded by name",
