@@ -92,11 +92,10 @@ def damages(folder: Path) -> Iterator[str]:
     except InputError as error:
         yield str(error)
     else:
-        yield from damaged(folder, record.facts)
-        if (files.model / FILE).exists() and not (files.model / BASE).exists():
-            yield from changes(
-                ModelConfig(name_or_path=base_of(files.model, str(folder))), record.facts.get("model_files", {})
-            )
+        yield from (found := list(damaged(folder, record.facts)))
+        if not found and (files.model / FILE).exists() and not (files.model / BASE).exists():
+            base = ModelConfig(name_or_path=base_of(files.model, str(folder)))
+            yield from changes(base, record.facts.get("model_files", {}))
         sealed = files.metrics.name in record.facts.get("files", {})
         if record.finished and "files" not in record.facts:
             yield "run.json has no checksums: the run is of an older version, and its model was not verified"
