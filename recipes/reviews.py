@@ -5,6 +5,7 @@ accelerate launch recipes/reviews.py --config recipes/configs/reviews/smoke.yaml
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +18,28 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from toolkit import modalities
-from toolkit.api.batch import Batch, Description, EvalData, ModelOutput, Omission, Predictions, Processor, Record, Row
+from toolkit.api.batch import (
+    BadRow,
+    Batch,
+    Description,
+    EvalData,
+    ModelOutput,
+    Omission,
+    Predictions,
+    Processor,
+    Record,
+    Row,
+)
 from toolkit.api.task import Task
 from toolkit.config.fields import Column
+from toolkit.config.messages import did_you_mean
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config
 from toolkit.main import main
 from toolkit.metrics.score import Score
 from toolkit.modalities.mixing import mixed, mixes
 from toolkit.modalities.options import AudioOptions, ImageOptions
+from toolkit.modalities.text import pooled
 from toolkit.tasks.labels import map_problems
 from toolkit.tasks.records import LazyRecords
 
@@ -40,10 +54,12 @@ if TYPE_CHECKING:
     from toolkit.document.blocks import Section
     from toolkit.metrics.score import Quality
 
-MODALITY_SETTINGS = {"max_length": ("text",), "image": ("image",), "audio": ("audio",)}
+MODALITY_SETTINGS = {"max_length": ("text",), "long_texts": ("text",), "image": ("image",), "audio": ("audio",)}
 """Settings that only one modality uses."""
+WINDOW_SETTINGS = {"doc_stride": ("windows",), "pooling": ("windows",)}
+"""Settings that only texts in windows use."""
 PROBLEM_SETTINGS = {
-    "class_weights": ("single_label_classification",),
+    "class_weights": ("single_label_classification", "multi_label_classification"),
     "label_smoothing_factor": ("single_label_classification", "multi_label_classification"),
     "focal_gamma": ("single_label_classification", "multi_label_classification"),
     "label_map": ("single_label_classification", "multi_label_classification"),
@@ -67,7 +83,14 @@ class ReviewsOptions:
     )
     """Type of prediction: one class, any number of labels, or one or several numbers."""
     max_length: Annotated[int, Field(ge=8)] = 256
-    """Maximum number of tokens per text; longer texts are truncated, and their number is reported."""
+    """Maximum number of tokens per text or window; how many texts are longer is reported."""
+    long_texts: Literal["truncate", "windows"] = "truncate"
+    """What to do with longer texts: truncate them, or read all of each in overlapping windows, whose logits are pooled
+    to those of the row."""
+    doc_stride: Annotated[int, Field(ge=0)] | None = None
+    """Tokens that neighbouring windows share, at most half of `max_length`; null is 128, or that half if it is less."""
+    pooling: Literal["mean", "max"] = "mean"
+    """How the logits of a row's windows become those of the row: their mean, or the largest of each label."""
     labels: list[str] | None = None
     """Label names in the order of their ids (for regression: names of the targets); null uses those of the training
     rows, sorted. Rows with other labels are bad rows."""
@@ -83,9 +106,11 @@ class ReviewsOptions:
     scale_targets: bool = False
     """Learn numbers in units of their standard deviation, from their mean, both of the training rows (regression). The
     loss is in these units; predictions, scores and the exported script are in that of the labels."""
-    class_weights: Literal["none", "balanced"] = "none"
-    """`balanced` weights each class by rows / (classes x rows of the class), as in scikit-learn, and divides the loss
-    by the sum of the weights."""
+    class_weights: Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]] = "none"
+    """Weight of each class's rows, for instance `{complaint: 3.0}` (1 for others), or `balanced`: rows / (classes x
+    rows of the class), as in scikit-learn; the loss is divided by the sum of the weights. With several labels per row,
+    the weight of the rows that have the label, as torch's `pos_weight`; `balanced` is rows without it / rows with
+    it."""
     label_smoothing_factor: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Part of each label's probability that is distributed evenly over all classes."""
     focal_gamma: Annotated[float, Field(ge=0)] = 0.0
@@ -94,6 +119,11 @@ class ReviewsOptions:
     """Options for reading and augmenting images."""
     audio: AudioOptions = field(default_factory=AudioOptions)
     """Options for reading and augmenting audio."""
+
+    @property
+    def stride(self) -> int:
+        """`doc_stride`, or its default."""
+        return min(128, self.max_length // 2) if self.doc_stride is None else self.doc_stride
 
     @property
     def limits(self) -> dict[str, str]:
@@ -109,7 +139,18 @@ class ReviewsOptions:
             found.append(f"task.labels: received {self.labels}, expected {several}")
         if self.decimal == self.label_separator and len(self.labels or ()) > 1:
             found.append(f"task.decimal: received {self.decimal!r}, which is task.label_separator, too; change one")
+        if self.stride > self.max_length // 2:
+            found.append(
+                f"task.doc_stride: received {self.doc_stride}, expected at most half of task.max_length, "
+                f"{self.max_length // 2}"
+            )
+        if self.labels is not None and isinstance(self.class_weights, dict):
+            found += [
+                f"task.class_weights: received {name!r}, which is not in task.labels{did_you_mean(name, self.labels)}"
+                for name in self.class_weights if name not in self.labels
+            ]  # fmt: skip
         found += map_problems(self.labels, self.label_map)
+        found += unused_options(self, "long_texts", WINDOW_SETTINGS)
         found += unused_options(self, "modality", MODALITY_SETTINGS)
         return found + unused_options(self, "problem_type", PROBLEM_SETTINGS)
 
@@ -125,11 +166,23 @@ def _part(help: str) -> Column:
 
 
 def _parts(batch: Batch) -> list[tuple[Any, ...]]:
-    """Returns the labels of a batch; for mixtures, those of both rows, each with its share `[B]`."""
-    if "extra" not in batch:
-        return [(batch["labels"],)]
-    shares, others = batch["extra"]["shares"], batch["extra"]["other_labels"]
-    return [(batch["labels"], shares), (others, 1 - shares)]
+    """Returns the labels of a batch, with by how much each row counts `[B]`; for mixtures, those of both rows."""
+    extra = batch.get("extra", {})
+    if "shares" not in extra:
+        return [(batch["labels"], *extra.values())]
+    weights, others = extra.get("weights", 1), extra.get("other_weights", 1)
+    return [(batch["labels"], extra["shares"] * weights), (extra["other_labels"], (1 - extra["shares"]) * others)]
+
+
+def _weight(value: Any) -> float:
+    """Returns the weight of a row; raises BadRow if it is not a positive number."""
+    try:
+        weight = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if not 0 < weight < math.inf:
+        raise BadRow(f"column 'weight' holds {value!r}, not a positive number")
+    return weight
 
 
 def _targets(data: EvalData) -> np.ndarray:
@@ -150,6 +203,7 @@ class Reviews(Task):
         "start": _part("where the clip begins in the audio file, in seconds"),
         "end": _part("where it ends"),
         "label": Column("the name of its class, its labels or its numbers", label=True),
+        "weight": Column("by how much the row counts in the loss", label=True, required=False, opt_in=True),
     }
 
     reference = "label"
@@ -181,7 +235,8 @@ class Reviews(Task):
         from datasets import Features, List, Value
 
         labels = {"label": self.head.feature(), "renamed": List(Value("string"))}
-        return Features({self.modality: self.inputs.feature()} | labels)
+        weight = {"weight": Value("float64")} if "weight" in self.columns else {}
+        return Features({self.modality: self.inputs.feature()} | labels | weight)
 
     def check_row(self, row: Row, labelled: bool) -> Row:
         # The label first: decoding an image takes longer.
@@ -190,7 +245,10 @@ class Reviews(Task):
         if self.modality == "audio":
             value = {**value, "start": row.get("start"), "end": row.get("end")}
         renamed = self.head.renamed(row["label"]) if labelled else []
-        return {self.modality: self.inputs.check(value, self.options), "label": label, "renamed": renamed}
+        checked = {self.modality: self.inputs.check(value, self.options), "label": label, "renamed": renamed}
+        if "weight" in self.columns:
+            checked["weight"] = _weight(row.get("weight")) if labelled else 1.0
+        return checked
 
     def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
         given = rows["renamed"][:]
@@ -198,6 +256,19 @@ class Reviews(Task):
         names = ", ".join(f"{name} -> {self.head.names[name]} ({count})" for name, count in counts)
         merged = Omission("rows with labels renamed by task.label_map", sum(map(bool, given)), len(rows), names)
         return [merged, *self.inputs.omissions(rows[self.modality], self.options)]
+
+    def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
+        if "tokens" not in features.column_names:
+            return []
+        limit = self.options.max_length
+        tokens, windows = features["tokens"][:], sum(map(len, features["input_ids"]))
+        longer = sum(count > limit for count in tokens)
+        read = sum(min(count, limit) for count in tokens) / max(1, sum(tokens))
+        note = (
+            f"{longer} of {len(tokens)} texts have more than {limit} tokens and are read in windows ({windows} in all);"
+            f" truncated, {read:.1%} of the tokens would be read."
+        )
+        return [note] if longer else []
 
     def learn(self, rows: datasets.Dataset) -> None:
         self.head.learn(rows["label"][:])
@@ -218,18 +289,33 @@ class Reviews(Task):
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
         targets = [self.head.target(label if labelled else None) for label in rows["label"]]
-        return self.inputs.preprocess(rows[self.modality], processor, self.options) | {"label": targets}
+        weight = {"weight": rows["weight"]} if "weight" in rows else {}
+        return self.inputs.preprocess(rows[self.modality], processor, self.options) | {"label": targets} | weight
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
-        return {
-            "inputs": self.inputs.collate(features, processor, self.options, random),
-            "labels": self._labels(features),
-        }
+        return self._batch(self.inputs.collate(features, processor, self.options, random), features)
 
     def compact(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         inputs, tables = self.inputs.compact(features, processor, self.options, random)
-        batch: Batch = {"inputs": inputs, "labels": self._labels(features)}
+        batch = self._batch(inputs, features)
         return {**batch, "tables": tables} if tables else batch
+
+    def _batch(self, inputs: dict[str, Tensor], features: list[dict[str, Any]]) -> Batch:
+        import torch
+
+        batch: Batch = {"inputs": inputs, "labels": torch.tensor([row["label"] for row in features])}
+        if "weight" in self.columns:
+            weights = torch.tensor([row["weight"] for row in features], dtype=torch.float64)
+            batch["extra"] = {"weights": weights}
+        return batch
+
+    def has(self, name: str) -> bool:
+        return super().has(name) and (name != "forward" or self.options.long_texts == "windows")
+
+    def forward(self, model: nn.Module, batch: Batch) -> ModelOutput:
+        if self.options.long_texts != "windows":
+            return super().forward(model, batch)
+        return pooled(model, batch["inputs"], self.options.pooling)
 
     @property
     def mixes(self) -> bool:
@@ -244,13 +330,10 @@ class Reviews(Task):
             mixture, share = mixed(image, other, self.options.image, random.mixing(row_id))
             images.append(mixture)
             shares.append(share)
-        extra = {"shares": torch.tensor(shares, dtype=torch.float64), "other_labels": others["labels"]}
+        own = batch.get("extra", {})
+        extra = {"shares": torch.tensor(shares, dtype=torch.float64), "other_labels": others["labels"], **own}
+        extra |= {f"other_{name}": value for name, value in others.get("extra", {}).items()}
         return {**batch, "inputs": {**batch["inputs"], "pixel_values": torch.stack(images)}, "extra": extra}
-
-    def _labels(self, features: list[dict[str, Any]]) -> Tensor:
-        import torch
-
-        return torch.tensor([row["label"] for row in features])
 
     def decoded(self, row: dict[str, Any], processor: Processor, training: bool) -> np.ndarray | None:
         return self.inputs.decoded(row, processor, self.options, training)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import random
 
 import pytest
 from runs import SGD, assert_splits_agree, lines, train
 
-from toolkit.base.errors import ConfigError
+from toolkit.base.errors import ConfigError, DataError
 from toolkit.tasks.heads.single_label import SingleLabel
 
 LABELS = {
@@ -25,7 +27,10 @@ def rows(tmp_path):
 
     def write(kind: str) -> tuple[str, ...]:
         labels = LABELS[kind]
-        texts = [{"text": "fine words " * (1 + i % 7), "label": labels[i % len(labels)]} for i in range(21)]
+        texts = [
+            {"text": "fine words " * (1 + i % 7), "label": labels[i % len(labels)], "weight": 1 + i % 3}
+            for i in range(21)
+        ]
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, texts)))
         return (
             f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null", "data.validation_split=0",
@@ -44,6 +49,9 @@ def rows(tmp_path):
         ("multi_label_classification", FOCUS, 4 * 12 + 3),
         ("regression", (), 4 * 8 + 2),
         ("regression", ("task.scale_targets=true",), 4 * 8 + 2),
+        ("single_label_classification", ("task.class_weights={b: 3.0}", "data.columns.weight=weight"), None),
+        ("multi_label_classification", ("task.class_weights=balanced", "data.columns.weight=weight"), None),
+        ("regression", ("data.columns.weight=weight", "task.long_texts=windows", "task.max_length=12"), None),
     ],
 )
 def test_every_split_of_a_window_trains_a_head_alike(kind, settings, known, rows, tmp_path):
@@ -63,6 +71,67 @@ def test_balanced_epochs_have_as_many_of_each_class_over_every_split(rows, tmp_p
     counted = [label for label in seen if label >= 0]
     assert {label: counted.count(label) for label in set(counted)} == {0: 7, 1: 7, 2: 7}
     assert_splits_agree("reviews", tmp_path, *STEPS, *rows("single_label_classification"), balanced)
+
+
+def test_a_row_that_weighs_two_is_a_row_twice(rows, tmp_path):
+    plain = [{"text": f"word{i} fine", "label": "ab"[i % 2], "weight": 1.0} for i in range(6)]
+    twice = [{**plain[0], "weight": 1.0}, *plain]
+    heavy = [{**plain[0], "weight": 2.0}, *plain[1:]]
+    for name, content in (("twice", twice), ("heavy", heavy)):
+        with (tmp_path / f"{name}.csv").open("w") as file:
+            writer = csv.DictWriter(file, ["text", "label", "weight"])
+            writer.writeheader()
+            writer.writerows(content)
+        train("reviews", tmp_path / name, *SGD, "train.max_steps=1", "train.per_device_train_batch_size=7",
+              "train.gradient_accumulation_steps=1", f"data.train_file={tmp_path / f'{name}.csv'}",
+              f"data.validation_file={tmp_path / 'twice.csv'}", "data.validation_split=0",
+              "data.columns.weight=weight")  # fmt: skip
+    one, other = (lines(tmp_path / name, "loss")[0] for name in ("twice", "heavy"))
+    assert one["num_items"] == other["num_items"] == 7
+    assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-5)
+    assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+
+
+def test_a_column_named_weight_is_a_weight_only_if_asked(rows, tmp_path):
+    settings = (*SGD, "train.max_steps=1", *rows("single_label_classification"))
+    train("reviews", tmp_path / "run", *settings)
+    assert lines(tmp_path / "run", "loss")[0]["num_items"] == 16
+    (tmp_path / "rows.jsonl").write_text('{"text": "a b", "label": "x", "weight": -1}\n' * 3)
+    with pytest.raises(DataError, match="'weight' holds -1, not a positive number"):
+        train("reviews", tmp_path / "other", *settings, "data.columns.weight=weight")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("task.class_weights={d: 2.0}",), "no label is named 'd'"),
+        (("task.class_weights={a: 2.0, bb: 2.0}", "task.labels=[a, b, c]"), "'bb', which is not in task.labels"),
+        (("task.class_weights={a: -2.0}",), "class_weights"),
+        (("task.doc_stride=5",), "no effect with task.long_texts .truncate."),
+        (("task.doc_stride=200", "task.long_texts=windows"), "at most half of task.max_length, 32"),
+    ],
+)
+def test_weights_and_windows_that_do_not_fit_are_rejected(settings, message, rows, tmp_path):
+    with pytest.raises((ConfigError, DataError), match=message):
+        train("reviews", tmp_path / "run", *rows("single_label_classification"), "task.max_length=64", *settings)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_a_label_in_the_last_third_is_learned_in_windows_alone(pooling, tmp_path):
+    content = ["text,label"]
+    for i in range(96):
+        filler = " ".join(random.Random(i).choices("abcdefghijklmnop", k=24))
+        content.append(f"{filler} {'good' if i % 2 else 'bad'} {filler[:9]},{'yes' if i % 2 else 'no'}")
+    (tmp_path / "rows.csv").write_text("\n".join(content))
+    settings = ("train.num_train_epochs=14", "train.learning_rate=3e-3", f"data.train_file={tmp_path / 'rows.csv'}",
+                "data.validation_file=null", "data.validation_split=0.25", "task.max_length=16",
+                "eval.eval_steps=null")  # fmt: skip
+    train("reviews", tmp_path / "cut", *settings)
+    train("reviews", tmp_path / "whole", *settings, "task.long_texts=windows", f"task.pooling={pooling}")
+    cut, whole = (lines(tmp_path / name, "eval_loss")[-1]["eval_accuracy"] for name in ("cut", "whole"))
+    assert cut < 0.8
+    assert whole > 0.95
+    assert "truncated" in (tmp_path / "whole" / "report.md").read_text()
 
 
 def test_rows_without_classes_cannot_be_balanced(rows, tmp_path):

@@ -78,6 +78,10 @@ class Task(ABC):
 
     def __init__(self, cfg: Config) -> None:
         self.options, self.state = cfg.task, {}
+        named, known = cfg.data.columns, type(self).columns
+        self.columns = {  # type: ignore[misc]
+            name: column for name, column in known.items() if name in named or not column.opt_in
+        }
 
     def __init_subclass__(cls) -> None:
         """Rejects public names that resemble a member's name but are not one, with a TypeError.

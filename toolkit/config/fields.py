@@ -42,6 +42,7 @@ class Column:
         required: whether every row must have a value.
         label: whether it is (part of) the label, which prediction does not need.
         file: whether it holds the path of a file, relative to the data file (see `toolkit.data.media.files`).
+        opt_in: whether it is read only if `data.columns` names it, because its name may mean something else in a file.
         key: whether it only names the row, so that rows with equal inputs may differ in it.
         used: whether the column is read, given the task's options.
     """
@@ -50,5 +51,6 @@ class Column:
     required: bool = True
     label: bool = False
     file: bool = False
+    opt_in: bool = False
     key: bool = False
     used: Callable[[Any], bool] = lambda options: True

@@ -138,7 +138,7 @@ def _unknown(features: datasets.Dataset, processor: Processor) -> Omission | Non
     name = next((name for name in ("input_ids", "tokens") if name in features.column_names), None)
     if unknown is None or name is None or unknown in (processor.eos_token_id, processor.pad_token_id):
         return None
-    ids = pc.list_flatten(features.with_format("arrow")[name].combine_chunks())
+    ids = pc.list_flatten(features.with_format("arrow")[name].combine_chunks(), recursive=True)
     return Omission("tokens unknown to the tokenizer", pc.sum(pc.equal(ids, unknown)).as_py() or 0, len(ids))
 
 

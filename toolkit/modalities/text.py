@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.batch import BadRow, Omission
+from toolkit.api.batch import BadRow, ModelOutput, Omission
 from toolkit.api.task import limits_of
 from toolkit.base.errors import InputError, pretrained_error
 from toolkit.config.sections import ModelConfig
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
 
     from toolkit.api.random import RowRandom
@@ -279,7 +280,9 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
 
 
 def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options: Any) -> dict[str, list[Any]]:
-    """Tokenises single texts; see `encode`."""
+    """Tokenises single texts; see `encode` and, if the options ask for windows, `encode_windows`."""
+    if getattr(options, "long_texts", None) == "windows":
+        return encode_windows(tokenizer, texts, _longest_input(options), options.stride)
     return encode(tokenizer, options, texts)
 
 
@@ -306,6 +309,26 @@ def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[st
     }
 
 
+def encode_windows(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, stride: int
+) -> dict[str, list[Any]]:
+    """Tokenises each text to windows of at most `max_length` tokens, of which neighbours share `stride`.
+
+    Returns:
+        The model's inputs, a list of windows per text; `length`, their tokens, and `tokens`, those of the text.
+    """
+    encoded = encode_with_overflow(tokenizer, list(texts), truncation=True, max_length=max_length, stride=stride)
+    windows: list[list[int]] = [[] for _ in texts]
+    for window, text in enumerate(encoded["overflow_to_sample_mapping"]):
+        windows[text].append(window)
+    names = [name for name in MODEL_INPUTS if name in encoded]
+    columns = {name: [[encoded[name][window] for window in own] for own in windows] for name in names}
+    shared = stride + tokenizer.num_special_tokens_to_add()
+    lengths = [sum(map(len, own)) for own in columns["input_ids"]]
+    tokens = [length - shared * (len(own) - 1) for length, own in zip(lengths, windows, strict=True)]
+    return columns | {"length": lengths, "tokens": tokens}
+
+
 def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
     """Resets a tokenizer's truncation, which it would save; saved files must not depend on earlier calls."""
     tokenizer.backend_tokenizer.no_truncation()
@@ -330,12 +353,47 @@ def decoded(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, options:
 
 
 def pad(features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-    """Pads token columns on the right (see `padding_to`) and returns them as `[B, T]` int64 tensors."""
+    """Pads token columns on the right (see `padding_to`) and returns them as `[B, T]` int64 tensors.
+
+    Rows of windows become `[B, W, T]`, with windows of zeros behind those of shorter texts.
+    """
+    from torch.nn.utils.rnn import pad_sequence
+
     from toolkit.data.batching.budget import multiple_of  # imports numpy, which a recipe's import must not
 
     columns = [{name: row[name] for name in MODEL_INPUTS if name in row} for row in features]
+    counts = [len(row["input_ids"]) for row in columns if isinstance(next(iter(row["input_ids"]), 0), Sequence)]
+    if counts:
+        columns = [dict(zip(row, window, strict=True)) for row in columns for window in zip(*row.values(), strict=True)]
     multiple = multiple_of(tokenizer)
-    return dict(tokenizer.pad(columns, padding_side="right", pad_to_multiple_of=multiple, return_tensors="pt"))
+    padded = dict(tokenizer.pad(columns, padding_side="right", pad_to_multiple_of=multiple, return_tensors="pt"))
+    if not counts:
+        return padded
+    return {name: pad_sequence(value.split(counts), batch_first=True) for name, value in padded.items()}
+
+
+def pooled(model: nn.Module, inputs: Mapping[str, torch.Tensor], pooling: str) -> ModelOutput:
+    """Returns the outputs of a model for rows of windows, with logits `[B, N]` for each row.
+
+    Args:
+        model: a classifier; called once, with the windows of all rows `[R, T]`.
+        inputs: `[B, W, T]` each; windows without a token are skipped.
+        pooling: name of a function in `POOLINGS`.
+    """
+    real = inputs["attention_mask"].any(-1)
+    real[:, 0] = True  # of a placeholder row
+    outputs = model(**{name: value[real] for name, value in inputs.items()})
+    windows = outputs.logits.new_zeros(*real.shape, outputs.logits.shape[-1])
+    windows[real] = outputs.logits
+    outputs.logits = POOLINGS[pooling](windows, real.unsqueeze(-1))
+    return outputs
+
+
+POOLINGS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "mean": lambda windows, real: windows.sum(1) / real.sum(1),
+    "max": lambda windows, real: windows.masked_fill(~real, -math.inf).amax(1),
+}
+"""Functions that turn the logits of windows `[B, W, N]`, of which some are real `[B, W, 1]`, into those of rows."""
 
 
 def shown(text: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from toolkit.api.batch import Record
+from toolkit.base.errors import DataError
+from toolkit.config.messages import did_you_mean, join
 from toolkit.metrics.score import Quality, Score, per_class_scores
 from toolkit.tasks.heads.losses import shared
 from toolkit.tasks.labels import label_text, map_notes, plain_map, set_labels
@@ -19,6 +21,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from toolkit.document.blocks import Section
+
+
+def label_weights(given: Any, labels: Sequence[str], balanced: Callable[[str], float]) -> list[float] | None:
+    """Returns the weight of each label by `task.class_weights`; None if all are equal.
+
+    Args:
+        given: the setting; labels that a mapping does not name weigh 1.
+        labels: names of the labels.
+        balanced: returns the weight of a label that makes it as important as the others.
+
+    Raises:
+        DataError: if the setting names a label that is not there.
+    """
+    if not isinstance(given, Mapping):
+        return [balanced(name) for name in labels] if given == "balanced" else None
+    if unknown := [name for name in given if name not in labels]:
+        hints = join([f"{name!r}{did_you_mean(name, labels)}" for name in unknown], "and")
+        raise DataError(f"task.class_weights: no label is named {hints}. The labels are {', '.join(labels)}.")
+    return [float(given.get(name, 1.0)) for name in labels]
 
 
 class Head(ABC):

@@ -23,13 +23,19 @@ def softmax_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0, gamma
     return -(targets * _unsure(log_p, gamma) * log_p).sum(-1)
 
 
-def sigmoid_losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0, gamma: float = 0.0) -> Tensor:
-    """Returns the loss of each item of logits, given targets from 0 to 1; `smoothing` is spread over 0 and 1."""
+def sigmoid_losses(
+    logits: Tensor, targets: Tensor, smoothing: float = 0.0, gamma: float = 0.0, weights: Tensor | None = None
+) -> Tensor:
+    """Returns the loss of each item of logits, given targets from 0 to 1; `smoothing` is spread over 0 and 1.
+
+    `weights` `[N]` multiply the terms of positive targets, as torch's `pos_weight`.
+    """
     from torch.nn.functional import logsigmoid
 
     targets = targets * (1 - smoothing) + smoothing / 2
     yes, no = logsigmoid(logits), logsigmoid(-logits)
-    return -(targets * _unsure(yes, gamma) * yes + (1 - targets) * _unsure(no, gamma) * no)
+    positive = targets if weights is None else targets * weights
+    return -(positive * _unsure(yes, gamma) * yes + (1 - targets) * _unsure(no, gamma) * no)
 
 
 def _unsure(log_p: Tensor, gamma: float) -> Tensor:

@@ -16,7 +16,7 @@ from toolkit.base.errors import DataError
 from toolkit.data.values import printed_list, vector
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_quality, multi_label_scores
 from toolkit.metrics.score import Quality
-from toolkit.tasks.heads.head import Head
+from toolkit.tasks.heads.head import Head, label_weights
 from toolkit.tasks.heads.losses import shared, sigmoid_losses
 from toolkit.tasks.labels import known_label, label_text
 
@@ -45,6 +45,10 @@ class MultiLabel(Head):
     error_name = "mean distance"
     answer_columns = ("prediction", "scores")
     overall, per_label = MULTI_LABEL, PER_LABEL
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.state["class_weights"] = None
 
     def feature(self) -> Any:
         from datasets import List, Value
@@ -92,6 +96,14 @@ class MultiLabel(Head):
             raise DataError("data: no training row has any label.")
         if not self.options.labels and _NUMBERS.issuperset(found):
             raise DataError("data: the labels are vectors of 0 and 1; name their places, in order, in task.labels.")
+        targets = np.asarray([self.target(label) for label in labels])
+        have = dict(zip(self.state["labels"], (targets == 1).sum(axis=0), strict=True))
+        lack = dict(zip(self.state["labels"], (targets == 0).sum(axis=0), strict=True))
+        if self.options.class_weights == "balanced" and (one := [name for name in have if not have[name] * lack[name]]):
+            raise DataError(f"task.class_weights=balanced: all training rows, or none, have {', '.join(one)}.")
+        self.state["class_weights"] = label_weights(
+            self.options.class_weights, self.state["labels"], lambda name: float(lack[name] / have[name])
+        )
 
     def counts(self, labels: Sequence[list[dict[str, Any]]]) -> dict[str, int]:
         counts = Counter(part["name"] for label in labels for part in label if part["value"])
@@ -107,7 +119,9 @@ class MultiLabel(Head):
         import torch
 
         smoothing, gamma = self.options.label_smoothing_factor, self.options.focal_gamma
-        losses = sigmoid_losses(logits, labels.nan_to_num().to(logits.dtype), smoothing, gamma)
+        positive = self.state["class_weights"]
+        weights = None if positive is None else logits.new_tensor(positive)
+        losses = sigmoid_losses(logits, labels.nan_to_num().to(logits.dtype), smoothing, gamma, weights)
         return shared(torch.where(labels.isnan(), 0.0, losses), shares).sum()
 
     def predict(self, logits: Tensor) -> Tensor:

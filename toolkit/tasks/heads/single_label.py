@@ -14,7 +14,7 @@ from toolkit.base.errors import DataError
 from toolkit.data.values import printed_list
 from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_quality, classification_scores
 from toolkit.metrics.score import Quality
-from toolkit.tasks.heads.head import Head
+from toolkit.tasks.heads.head import Head, label_weights
 from toolkit.tasks.heads.losses import shared, softmax_losses
 from toolkit.tasks.labels import known_label
 
@@ -59,10 +59,11 @@ class SingleLabel(Head):
             raise DataError(
                 f"data: all training rows have the label {names[0]!r}; classification needs at least two labels."
             )
-        if self.options.class_weights == "balanced":
-            if unseen := [name for name in names if not counts[name]]:
-                raise DataError(f"task.class_weights=balanced: no training row has the label {', '.join(unseen)}.")
-            self.state["class_weights"] = [len(labels) / (len(names) * counts[name]) for name in names]
+        if unseen := [name for name in names if not counts[name] and self.options.class_weights == "balanced"]:
+            raise DataError(f"task.class_weights=balanced: no training row has the label {', '.join(unseen)}.")
+        self.state["class_weights"] = label_weights(
+            self.options.class_weights, names, lambda name: len(labels) / (len(names) * counts[name])
+        )
 
     def counts(self, labels: Sequence[str]) -> dict[str, int]:
         counts = Counter(labels)
