@@ -14,7 +14,15 @@ from toolkit.api.state import Milestones
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError
 from toolkit.base.files import (
-    file_sha256, finite, kind_of, read_json, sha256, working_folder, write_bytes, write_json, write_text,
+    file_sha256,
+    finite,
+    kind_of,
+    read_json,
+    sha256,
+    working_folder,
+    write_bytes,
+    write_json,
+    write_text,
 )  # fmt: skip
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust, trust_run
