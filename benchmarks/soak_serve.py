@@ -1,7 +1,8 @@
 """Serves a run for some minutes under parallel requests, and measures whether anything is lost or leaks.
 
     python benchmarks/soak_serve.py RUN ROWS [--seconds 600] [--clients 50] [--pause SECONDS]
-        [--idle N] [--slow N] [--large CHARACTERS] [--name soak] [--results FOLDER]
+        [--idle N] [--slow N] [--large CHARACTERS] [--descriptors N]
+        [--name soak] [--results FOLDER]
 
 `ROWS` is a .jsonl file with rows of the run, whose answers must not depend on the rows beside them (as those of packed
 or masked documents do). Each client sends requests of one or several rows, one after the other, and every tenth is
@@ -199,7 +200,8 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     expected, log = answers(options.run, options.rows, folder), folder / "server.log"
     with log.open("w") as output:
         command = [sys.executable, "-m", "toolkit", "serve", str(options.run), "--port", "0"]
-        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+        limited = ["prlimit", f"--nofile={options.descriptors}", *command] if options.descriptors else command
+        server = subprocess.Popen(limited, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
     try:
         address = address_of(log, server)
         end = time.monotonic() + options.seconds
@@ -258,13 +260,14 @@ def main() -> None:
     parser.add_argument("--idle", type=int, default=0, help="clients that connect and send nothing (default: 0)")
     parser.add_argument("--slow", type=int, default=0, help="clients that send a byte a second (default: 0)")
     parser.add_argument("--large", type=int, default=0, help="characters of one client's texts (default: none)")
+    parser.add_argument("--descriptors", type=int, default=0, help="the server's `ulimit -n` (default: as here)")
     parser.add_argument("--name", default="soak", help="name of the result's file (default: soak)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         found = soak(options, Path(folder))
     state = checkout(ROOT)
-    asked = ("seconds", "clients", "pause", "idle", "slow", "large")
+    asked = ("seconds", "clients", "pause", "idle", "slow", "large", "descriptors")
     page = {**{name: getattr(options, name) for name in asked}, **found, **cpu(), "versions": versions()}
     page |= {"commit": state.commit if state else None, "changed_files": state.changed_files if state else None}
     options.results.mkdir(parents=True, exist_ok=True)

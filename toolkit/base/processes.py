@@ -111,6 +111,8 @@ def outlive_output() -> None:
             setattr(sys, name, Path(os.devnull).open("w" if descriptor else "r", encoding="utf-8"))  # noqa: SIM115
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if isinstance(stream, _OutlivingStream):
+            continue
         if stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, _OutlivingStream(stream))

@@ -62,15 +62,13 @@ def require_same(accelerator: Accelerator, own: Mapping[str, str]) -> None:
 
 
 def _compare(own: Mapping[str, str], first: Mapping[str, str], rank: int) -> None:
-    keys = sorted(key for key in first.keys() | own.keys() if own.get(key) != first.get(key))
-    if keys:
-        raise ConfigError(
-            [
-                f"{key}: {shorten(own.get(key, 'nothing'))} on rank {rank} ({socket.gethostname()}), but "
-                f"{shorten(first.get(key, 'nothing'))} on rank 0; give all ranks the same settings, code and libraries"
-                for key in keys
-            ]
-        )
+    problems = [
+        f"{key}: {shorten(own.get(key, 'nothing'))} on rank {rank} ({socket.gethostname()}), but "
+        f"{shorten(first.get(key, 'nothing'))} on rank 0; give all ranks the same settings, code and libraries"
+        for key in sorted(first.keys() | own.keys()) if own.get(key) != first.get(key)
+    ]  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
 
 
 def collective_seconds(train: TrainConfig) -> float:

@@ -208,9 +208,7 @@ class Evaluator:
             except Abandoned:  # parameters must be those of training again when it is raised
                 pass
             except RunError as error:
-                named = RunError(
-                    f"step {training.state.step}: {str(error).rstrip('.')}. Checkpoints of earlier steps are kept"
-                )
+                named = RunError(f"step {training.state.step}: {error}. Checkpoints of earlier steps are kept")
                 named.shared = error.shared
                 raise named from error
         if result is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from toolkit.base.errors import RunError
 from toolkit.base.files import expanded, file_sha256, read_json, sha256, write_json
+from toolkit.base.offline import MANIFEST, read_fetched
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import ModelConfig
 
@@ -21,12 +23,14 @@ _SUFFIXES = (".json", ".jinja", ".model", ".py", ".safetensors", ".txt")
 def origin(model: ModelConfig) -> dict[str, str]:
     """Returns the sha256 of each file of a local folder, by name, or the commit of a model of the hub.
 
-    Raises OSError if a file cannot be read.
+    Raises OSError if a file cannot be read, or is not as `toolkit fetch` has written it.
     """
     if model.name_or_path is None:
         return {}
     folder = expanded(model.name_or_path)
     if folder.is_dir():
+        if commit := _fetched_commit(folder):
+            return {COMMIT: commit}
         files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
         return {path.name: known_sha256(path) for path in files}
     from huggingface_hub import try_to_load_from_cache
@@ -37,6 +41,18 @@ def origin(model: ModelConfig) -> dict[str, str]:
         if isinstance(found, str):
             return {COMMIT: Path(found).parent.name}
     return {}
+
+
+def _fetched_commit(folder: Path) -> str | None:
+    """Returns the commit of a model of the hub in a folder of `toolkit fetch`."""
+    if not (folder.parent / MANIFEST).is_file():
+        return None
+    fetched = read_fetched(folder.parent)
+    for name, entry in fetched.files.items():
+        path = fetched.folder / name
+        if path.parent == fetched.folder / folder.name and known_sha256(path) != entry.sha256:
+            raise OSError(errno.EIO, "its content has changed since `toolkit fetch`", str(path))
+    return next((source.commit for source in fetched.sources.values() if source.path == folder.name), None)
 
 
 def known_sha256(path: Path) -> str:

@@ -120,7 +120,7 @@ def ended_workers(loader: WatchedLoader) -> Iterator[None]:
 def _killed(what: str) -> RunError:
     return RunError(
         f"{what.rstrip('.')}. If the machine ran out of memory, lower train.dataloader_num_workers or "
-        "train.dataloader_prefetch_factor."
+        "train.dataloader_prefetch_factor"
     )
 
 

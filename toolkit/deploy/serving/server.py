@@ -145,7 +145,7 @@ def most_connections() -> int:
     return max(8, (limit - psutil.Process().num_fds() - RESERVED) // 2)
 
 
-def log_rarely() -> logging.Filter:
+def log_rarely() -> Callable[[logging.LogRecord], bool]:
     """Returns a filter that passes a message of a library once in `QUIET_SECONDS`: clients can cause many."""
     logged: dict[str, float] = {}
 
@@ -155,9 +155,7 @@ def log_rarely() -> logging.Filter:
             logged[record.msg] = record.created
         return is_rare
 
-    passing = logging.Filter()
-    passing.filter = rare  # type: ignore[method-assign]
-    return passing
+    return rare
 
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
