@@ -373,7 +373,14 @@ class Reviews(Task):
         answers = ["prediction", "score"] if self.head.has_classes else ["prediction"]
         several = [f"prediction_{name}" for name in numbers] if len(numbers) > 1 else answers
         scales = self.state.get("scales") or {}
-        return {"single": self.head.has_classes, "numbers": numbers, "answers": several, "scales": scales}
+        windows = self.options.long_texts == "windows"
+        return {
+            "windows": windows,
+            "single": self.head.has_classes,
+            "numbers": numbers,
+            "answers": several,
+            "scales": scales,
+        }
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         return self.head.quality(predictions["scores"], _targets(data))

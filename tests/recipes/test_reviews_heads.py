@@ -7,7 +7,10 @@ import json
 import random
 
 import pytest
+from commands import run_command
+from exports import assert_equal_answers, exported, write_rows
 from runs import SGD, assert_splits_agree, lines, train
+from tolerances import float32_tolerance
 
 from toolkit.base.errors import ConfigError, DataError
 from toolkit.tasks.heads.single_label import SingleLabel
@@ -116,15 +119,16 @@ def test_weights_and_windows_that_do_not_fit_are_rejected(settings, message, row
         train("reviews", tmp_path / "run", *rows("single_label_classification"), "task.max_length=64", *settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 def test_a_label_in_the_last_third_is_learned_in_windows_alone(pooling, tmp_path):
     content = ["text,label"]
     for i in range(96):
-        filler = " ".join(random.Random(i).choices("abcdefghijklmnop", k=24))
-        content.append(f"{filler} {'good' if i % 2 else 'bad'} {filler[:9]},{'yes' if i % 2 else 'no'}")
+        filler = " ".join(random.Random(i).choices("abcdefghijklmnop", k=14))
+        content.append(f"{filler} {'good' if i % 2 else 'bad'} {filler[:7]},{'yes' if i % 2 else 'no'}")
     (tmp_path / "rows.csv").write_text("\n".join(content))
-    settings = ("train.num_train_epochs=14", "train.learning_rate=3e-3", f"data.train_file={tmp_path / 'rows.csv'}",
-                "data.validation_file=null", "data.validation_split=0.25", "task.max_length=16",
+    settings = ("train.num_train_epochs=20", "train.learning_rate=3e-3", f"data.train_file={tmp_path / 'rows.csv'}",
+                "data.validation_file=null", "data.validation_split=0.25", "task.max_length=14",
                 "eval.eval_steps=null")  # fmt: skip
     train("reviews", tmp_path / "cut", *settings)
     train("reviews", tmp_path / "whole", *settings, "task.long_texts=windows", f"task.pooling={pooling}")
@@ -132,6 +136,19 @@ def test_a_label_in_the_last_third_is_learned_in_windows_alone(pooling, tmp_path
     assert cut < 0.8
     assert whole > 0.95
     assert "truncated" in (tmp_path / "whole" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(("kind", "pooling"), [
+    ("single_label_classification", "max"), ("multi_label_classification", "mean"), ("regression", "mean"),
+])  # fmt: skip
+def test_an_exported_script_reads_windows_too(kind, pooling, rows, tmp_path, capsys):
+    train("reviews", tmp_path / "run", *SGD, "train.max_steps=2", *rows(kind), "task.long_texts=windows",
+          "task.max_length=8", f"task.pooling={pooling}")  # fmt: skip
+    file = write_rows(tmp_path / "new.csv", [{"text": "fine words " * count} for count in (1, 5, 9)])
+    assert_equal_answers(tmp_path / "run", exported(tmp_path / "run", tmp_path), file, float32_tolerance())
+    capsys.readouterr()
+    assert run_command("export", tmp_path / "run", "--format", "onnx", "--output", tmp_path / "graph") == 2
+    assert "--format zip" in capsys.readouterr().err
 
 
 def test_rows_without_classes_cannot_be_balanced(rows, tmp_path):
