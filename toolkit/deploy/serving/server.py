@@ -224,6 +224,7 @@ def serve(app: ASGIApp, opened: socket.socket, timeout: float, notes: Callable[[
         log_config=None,  # its warnings go to the same place as other libraries'
         access_log=False,
         backlog=backlog,
+        timeout_keep_alive=math.ceil(timeout),
         timeout_graceful_shutdown=math.ceil(2 * timeout + GRACE),
     )
     server = uvicorn.Server(config)
