@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import resource
 import signal
@@ -77,7 +78,7 @@ def test_sigterm_finishes_the_requests_in_flight(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_client_that_goes_or_sends_slowly_holds_nobody_up(run, tmp_path):
-    with Server(tmp_path, "serve", run, "--timeout", "10") as server:
+    with Server(tmp_path, "serve", run, "--timeout", "12") as server:
         host, port = re.fullmatch(r"http://(.+):(\d+)", server.address).groups()
         head = f"POST /predict HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
         for start in ("", "GET", f"{head}Content-Length: 90\r\n\r\n{{"):
@@ -97,13 +98,24 @@ def test_a_client_that_goes_or_sends_slowly_holds_nobody_up(run, tmp_path):
 def test_connections_without_a_request_end_with_the_timeout_and_crowd_nobody_out(run, tmp_path):
     few = (250, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     with limited(few):
-        started = Server(tmp_path, "serve", run, "--timeout", "3")
+        started = Server(tmp_path, "serve", run, "--timeout", "12")
     with started as server:
         address = re.fullmatch(r"http://(.+):(\d+)", server.address).groups()
+        known = http.client.HTTPConnection(address[0], int(address[1]), timeout=60)
+
+        def again() -> int:  # on the same connection
+            known.request("GET", "/health")
+            found = known.getresponse()
+            found.read()
+            return found.status
+
+        assert again() == 200
         with ExitStack() as held:
+            held.callback(known.close)
             for start in [b"", b"POST /pre", b"GET / HTTP/1.1\r\nHost: x\r\n"] * 100:
                 connection = held.enter_context(socket.create_connection((address[0], int(address[1])), timeout=60))
                 connection.sendall(start)
+            assert again() == 200
             assert sent(server.address, {"rows": [{"text": "a"}]}).status_code == 200
             with suppress(ConnectionError):
                 assert connection.recv(100) == b""

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.console import say
@@ -84,23 +85,24 @@ def bounded_protocol(seconds: float, most: int) -> type[Any]:
     """Returns uvicorn's protocol with a deadline for the head of a request, and at most so many connections.
 
     uvicorn bounds the time between requests alone, and counts connections after it has accepted them. If there are too
-    many, the one that has waited longest without a request is closed.
+    many, the one that has waited longest without a request is closed, of those that have never sent one first.
     """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    idle: dict[Any, None] = {}  # connections without a request, the oldest first
+    idle: tuple[dict[Any, None], dict[Any, None]] = ({}, {})  # those without a request, new and known, the oldest first
 
     class Bounded(H11Protocol):
         deadline: Any = None
+        known = False
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            if len(self.connections) > most and idle:
-                next(iter(idle)).expire()
+            if len(self.connections) > most and any(idle):
+                next(chain(*idle)).expire()
             self.wait()
 
         def wait(self) -> None:
-            idle[self] = None
+            idle[self.known][self] = None
             self.deadline = self.loop.call_later(seconds, self.expire)
 
         def expire(self) -> None:
@@ -108,7 +110,7 @@ def bounded_protocol(seconds: float, most: int) -> type[Any]:
             self.transport.abort()
 
         def answering(self) -> None:
-            idle.pop(self, None)
+            idle[self.known].pop(self, None)
             if self.deadline is not None:
                 self.deadline.cancel()
 
@@ -120,6 +122,7 @@ def bounded_protocol(seconds: float, most: int) -> type[Any]:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             self.answering()
+            self.known = True
             self.wait()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -150,8 +153,7 @@ def log_rarely() -> Callable[[logging.LogRecord], bool]:
     logged: dict[str, float] = {}
 
     def rare(record: logging.LogRecord) -> bool:
-        before = logged.get(record.msg, -math.inf)
-        if is_rare := record.created - before >= QUIET_SECONDS:
+        if is_rare := record.created - logged.get(record.msg, -math.inf) >= QUIET_SECONDS:
             logged[record.msg] = record.created
         return is_rare
 
@@ -206,7 +208,7 @@ def serve(app: ASGIApp, opened: socket.socket, timeout: float, notes: Callable[[
 
     host, port = opened.getsockname()[:2]
     most = most_connections()
-    backlog = min(BACKLOG, most)
+    backlog = min(BACKLOG, 1 + most // 3)  # so many are accepted before those above are closed, twice
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).addFilter(log_rarely())
     try:
@@ -222,6 +224,7 @@ def serve(app: ASGIApp, opened: socket.socket, timeout: float, notes: Callable[[
         log_config=None,  # its warnings go to the same place as other libraries'
         access_log=False,
         backlog=backlog,
+        timeout_keep_alive=math.ceil(timeout),
         timeout_graceful_shutdown=math.ceil(2 * timeout + GRACE),
     )
     server = uvicorn.Server(config)
