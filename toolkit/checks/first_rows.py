@@ -77,9 +77,7 @@ def _unused_columns(data: DataConfig, task: Task) -> list[str]:
     return [f"data.columns: has no effect, because {fixed}; remove it"]
 
 
-def _check(
-    file: str, rows: Sequence[RawRow], data: DataConfig, task: Task, beside: Beside
-) -> tuple[list[Row], list[str]]:
+def _check(file: str, rows: list[RawRow], data: DataConfig, task: Task, beside: Beside) -> tuple[list[Row], list[str]]:
     """Returns the usable rows, and what is wrong with the others unless they are skipped.
 
     Raises DataError if columns are missing.

@@ -121,19 +121,17 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
 
 def _compare(arguments: argparse.Namespace, columns: Sequence[str]) -> bool:
     """Compares the run with `--against`, and returns whether it passed."""
-    from toolkit.deploy.evaluate import MARGIN, gate, require_same_task
+    from toolkit.deploy.evaluate import MARGIN, gate, require_comparable
     from toolkit.deploy.trained import read_settings
 
     runs = (arguments.against, arguments.run)
     if expanded(runs[0]).absolute() == expanded(runs[1]).absolute():
         raise InputError("--against: is RUN itself; name another run")
-    require_same_task(*(read_settings(expanded(run), arguments.recipe)[1] for run in runs))
+    require_comparable(*(read_settings(expanded(run), arguments.recipe)[1] for run in runs), columns)
     beside = f"{expanded(runs[1]).absolute()}-against-{expanded(runs[0]).absolute().name}"
     output = output_folder(arguments.output or beside, make=False, again=True)
-    opened = {
-        run: partial(open_trained, argparse.Namespace(**{**vars(arguments), "run": run}), skips_rows=True)
-        for run in runs
-    }
+    each = {run: argparse.Namespace(**{**vars(arguments), "run": run}) for run in runs}
+    opened = {run: partial(open_trained, given, skips_rows=True) for run, given in each.items()}
     margin, bad = arguments.margin, RunFolder(expanded(runs[1])).bad_rows_evaluate
     return gate(opened, arguments.data, bad, columns, MARGIN if margin is None else margin, output)
 

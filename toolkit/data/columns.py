@@ -32,12 +32,9 @@ class Beside:
 
     @classmethod
     def of(cls, data: DataConfig, task: Task, slices: Sequence[str] = (), split: str = "") -> Beside:
-        """Returns the columns that a run's settings name; the task may group rows by a column of its own.
-
-        Slices are of rows that are evaluated, so of training rows only if some are set aside.
-        """
+        """Returns the columns that a run's settings name; the task may group rows by a column of its own."""
         if split == "train" and data.validation_file is not None and not data.test_split:
-            slices = ()
+            slices = ()  # no training row is evaluated
         own = task.group_column()
         group = data.columns.get(own, own) if own is not None and data.group_column is None else data.group_column
         return cls(group, data.id_column, tuple(slices))

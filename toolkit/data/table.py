@@ -94,9 +94,8 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
     names, no_keys = list(task.schema()), dict.fromkeys((INPUTS, LABEL, GROUP), 0)
     for row in chain(first, raw):
         values, beside = row.values or {}, source.beside
-        texts = [
-            None if (given := values.get(name or "")) is None else str(given) for name in (beside.id, *beside.slices)
-        ]
+        named = [values.get(name or "") for name in (beside.id, *beside.slices)]
+        texts = [None if value is None else str(value) for value in named]
         number = {NUMBER: row.number, IDENTIFIER: texts[0], SLICES: texts[1:]}
         try:
             checked = check_raw(row, task, columns, labelled, source.folder, source.copies)

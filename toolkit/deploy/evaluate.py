@@ -169,43 +169,32 @@ class Pair:
         return Page(f"{names[1]} against {names[0]}", lead, [each for each in sections if each.blocks])
 
 
-def require_same_task(old: Task, new: Task) -> None:
-    """Raises InputError if two runs cannot be compared, because their tasks, scores or labels differ."""
-    for what, ours, theirs in (
+def require_comparable(old: Task, new: Task, columns: Sequence[str]) -> None:
+    """Raises InputError if two runs differ in task, score or labels, or have no slices by `columns`."""
+    _require_sliceable(new, columns)
+    for what, *pair in (
         ("task", {type(new).__name__}, {type(old).__name__}),
         ("score", {new.best_metric}, {old.best_metric}),
-        ("labels", {*(new.state.get("labels") or ())}, {*(old.state.get("labels") or ())}),
+        ("labels", *({*(task.state.get("labels") or ())} for task in (new, old))),
     ):
-        if ours != theirs:
-            only = [", ".join(sorted(each)) or "nothing" for each in (ours - theirs, theirs - ours)]
-            raise InputError(f"--against: the runs differ in {what}: {only[0]} only in RUN, {only[1]} only in OLD")
+        ours, theirs = (", ".join(sorted(one - other)) or "nothing" for one, other in (pair, pair[::-1]))
+        if pair[0] != pair[1]:
+            raise InputError(f"--against: the runs differ in {what}: {ours} only in RUN, {theirs} only in OLD")
 
 
-def gate(
-    runs: Mapping[str, Callable[[], TrainedRun]],
-    file: str,
-    bad_rows: Path,
-    columns: Sequence[str],
-    margin: float,
-    output: Path,
-) -> bool:
-    """Compares two runs on a file, writes the page `gate` into a folder, and prints its first section.
+Opened = Mapping[str, Callable[[], TrainedRun]]
+"""Functions that open the old run and the new one, by name."""
 
-    Args:
-        runs: opens the old run and the new one, by name.
-        file: labelled rows.
-        bad_rows: file for the rows that the new run, opened last, skips.
-        columns: columns by whose values scores are compared, too.
-        margin: the loss that is allowed.
-        output: the folder.
 
-    Returns:
-        Whether no loss of more than the margin is proven.
+def gate(runs: Opened, file: str, bad_rows: Path, columns: Sequence[str], margin: float, output: Path) -> bool:
+    """Compares two runs on labelled rows, writes the page `gate` into a folder, and prints its first section.
+
+    Scores are also compared by the values of `columns`; rows that the new run skips are written to `bad_rows`. Returns
+    whether no loss of more than the margin is proven.
     """
     sides = []
     for opened in runs.values():  # one model at a time is in memory
         run = opened()
-        _require_sliceable(run.task, columns)
         data = _read(run, file, bad_rows, columns)
         sides.append((run.task, run.predictions(data), data))
 

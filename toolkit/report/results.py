@@ -297,20 +297,15 @@ def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
             shown.examples = Examples(run.task)
             shown.worst = Worst(run.task) if run.task.has("error") else None
         with written_whole(RunFolder(run.output_dir).predictions(name)) as file:
-            rows = run.data.evals[name].rows
-            for line, (record, source) in enumerate(
-                zip(evaluation.records, named_rows(rows, run.cfg.eval.slices), strict=True), start=1
-            ):
+            rows = named_rows(run.data.evals[name].rows, run.cfg.eval.slices)
+            for line, (record, source) in enumerate(zip(evaluation.records, rows, strict=True), start=1):
                 if place == 0:
                     shown.see(line, record)
                 file.write(json.dumps(source | record, ensure_ascii=False) + "\n")
 
 
 def named_rows(rows: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields `row`, the number of each row in messages about it, its `id` and `slices` where the run has such columns.
-
-    The `columns` are those of `eval.slices`.
-    """
+    """Yields `row`, each row's number in messages, `id` with `data.id_column`, and the `slices` by `columns`."""
     for number, name, values in zip(rows[NUMBER][:], rows[IDENTIFIER][:], rows[SLICES][:], strict=True):
         sliced = {"slices": dict(zip(columns, values, strict=True))} if columns else {}
         yield {"row": number} | ({} if name is None else {"id": name}) | sliced

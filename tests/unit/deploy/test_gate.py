@@ -107,6 +107,37 @@ def test_wrong_options_are_messages(runs, change, message, capsys):
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
 
 
+def test_runs_of_different_labels_are_not_compared(runs, tmp_path, capsys):
+    rows = write_rows(tmp_path / "other.csv", 40)
+    rows.write_text(rows.read_text().replace("positive", "fine"))
+    settings = ("train.max_steps=1", "data.validation_split=0.2", "eval.slices=[language]", "data.validation_file=null")
+    train("reviews", tmp_path / "other", *SETTINGS, *settings, f"data.train_file={rows}")
+    given = ("evaluate", tmp_path / "other", "--against", runs / "old", "--data", rows)
+    assert run_command(*given) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "--against: the runs differ in labels: fine only in RUN, positive only in OLD" in shown
+    assert not (tmp_path / "other-against-old").exists()
+
+
+def test_a_column_that_evaluated_rows_lack_is_named_before_a_model_is_built(runs, tmp_path, capsys):
+    plain = tmp_path / "plain.csv"
+    plain.write_text("id,text,label\n1,good,positive\n2,awful,negative\n")
+    files = {"train": runs / "held.csv", "validation": plain}
+
+    def validate(*settings):
+        given = [f"data.{name}_file={file}" for name, file in files.items()]
+        return run_command(
+            "validate", "reviews", "--config", "smoke", *given, *settings, f"output_dir={tmp_path / 'x'}"
+        )
+
+    assert validate("eval.slices=[shop]") == 2
+    assert "eval.slices or --slices" in capsys.readouterr().err
+    files = {"train": plain, "validation": runs / "held.csv"}  # no training row is evaluated
+    assert validate("eval.slices=[shop]") == 0, capsys.readouterr().err
+    assert run_command("validate", "language_modeling", "--config", "smoke", "eval.slices=[shop]") == 2
+    assert "a block of this task spans several rows" in " ".join(capsys.readouterr().err.split())
+
+
 def test_equal_models_pass_in_19_of_20_repetitions_with_slices():
     """Right answers of two models that are equally good, in ten slices: no loss at all is allowed."""
     generator, passed = np.random.default_rng(3), 0
