@@ -127,7 +127,7 @@ def _compare(arguments: argparse.Namespace, columns: Sequence[str]) -> bool:
     runs = (arguments.against, arguments.run)
     if expanded(runs[0]).absolute() == expanded(runs[1]).absolute():
         raise InputError("--against: is RUN itself; name another run")
-    require_comparable(*(read_settings(expanded(run), arguments.recipe)[1] for run in runs), columns)
+    require_comparable(columns, *(read_settings(expanded(run), arguments.recipe)[1] for run in runs))
     beside = f"{expanded(runs[1]).absolute()}-against-{expanded(runs[0]).absolute().name}"
     output = output_folder(arguments.output or beside, make=False, again=True)
     each = {run: argparse.Namespace(**{**vars(arguments), "run": run}) for run in runs}

@@ -24,7 +24,7 @@ from toolkit.document.render import print_blocks, save_page
 from toolkit.metrics.intervals import FEWEST_EXAMPLES, POWER, Gain, holm
 from toolkit.metrics.score import Score
 from toolkit.report.scores import Scores, quality_of
-from toolkit.report.subsets import INTERVAL_DRAWS, Subsets, draws, main_score, slice_blocks, slices
+from toolkit.report.subsets import INTERVAL_DRAWS, MIN_DRAWS, Subsets, draws, main_score, slice_blocks, slices
 from toolkit.system.rank_order import local_main_first
 
 
@@ -89,11 +89,11 @@ MARGIN, MOST_FLIPS = 0.01, 20
 class Pair:
     """The answers of an old and a new model to the rows that both can use."""
 
-    def __init__(self, old: Subsets, new: Subsets, score: Score) -> None:
+    def __init__(self, score: Score, old: Subsets, new: Subsets) -> None:
         self.sides, self.score, self.sign = (old, new), score, 1 if score.greater_is_better else -1
-        numbers = [np.asarray(side.data.rows[NUMBER][:]) for side in self.sides]
-        self.numbers, *self.places = np.intersect1d(*numbers, return_indices=True)
-        self.unmatched = sum(map(len, numbers)) - 2 * len(self.numbers)
+        ours, theirs = (np.asarray(side.data.rows[NUMBER][:]) for side in self.sides)
+        self.numbers, *self.places = np.intersect1d(ours, theirs, return_indices=True)
+        self.unmatched = len(ours) + len(theirs) - 2 * len(self.numbers)
         if not len(self.numbers) or (old.regroups and (old.size != new.size or self.unmatched)):
             raise InputError("--against: the two runs cannot use the same rows, or divide them into different blocks")
         if old.regroups:
@@ -103,6 +103,7 @@ class Pair:
         self.errors = np.array([[(error or (0.0,))[0] for error in each] for each in errors])
         self.right = np.array([[error is None for error in each] for each in errors])
         self.counts = bool(self.right.size) and np.allclose(self.right.mean(axis=1), self.scores(self.all))
+        self.whole = self.gain(self.all)
 
     def _both(self) -> Iterator[tuple[Subsets, np.ndarray]]:
         return zip(self.sides, self.places, strict=True)
@@ -112,22 +113,24 @@ class Pair:
         return [side.metrics(places[rows])[self.score.name] for side, places in self._both()]
 
     def gain(self, rows: np.ndarray) -> Gain | None:
-        """Returns the gain on rows; None for few rows."""
+        """Returns the gain on rows; None for few rows, or scores that are not finite."""
         if len(rows) < FEWEST_EXAMPLES:
             return None
         if self.counts:
             old, new = self.right[:, rows]
             return Gain.of_counts(int((new & ~old).sum()), int((old & ~new).sum()), len(rows))
         changes = np.diff([self.scores(rows[drawn]) for drawn in draws(len(rows), INTERVAL_DRAWS)])
+        changes = changes[np.isfinite(changes)]
         old, new = self.scores(rows)
-        return Gain(self.sign * (new - old), float(changes.var(ddof=1)), len(rows))
+        enough = len(changes) >= MIN_DRAWS
+        return Gain(self.sign * (new - old), float(changes.var(ddof=1)), len(rows)) if enough else None
 
     def results(self, columns: Sequence[str], margin: float) -> list[dict[str, Any]]:
         """Returns scores, gains, intervals and verdicts by column of a table: of all rows, then of the slices."""
         values = self.sides[1].data.rows[SLICES][:]
         parts = [("all rows", self.all), *slices(columns, [values[row] for row in self.places[1]] if columns else [])]
-        gains = [self.gain(rows) for _, rows in parts]
-        ends, found = iter(holm([gain for gain in gains[1:] if gain], -margin)), []
+        gains = [self.whole, *(self.gain(rows) for _, rows in parts[1:])]
+        ends, found = iter(holm([gain for gain in gains[1:] if gain], -margin)), list[dict[str, Any]]()
         for (name, rows), gain in zip(parts, gains, strict=True):
             low, high = (None, None) if gain is None else next(ends) if found else gain.interval()
             verdict = "few rows" if high is None else "worse" if high < -margin else "not proven worse"
@@ -154,7 +157,7 @@ class Pair:
         """Returns the page; its first section is for the terminal, too."""
         worse = ", ".join(each["rows of"] for each in results if each["verdict"] == "worse")
         told = [f"Worse by more than {margin:g}: {worse}." if worse else f"No loss of more than {margin:g} is proven."]
-        if gain := self.gain(self.all):
+        if gain := self.whole:
             told.append(
                 f"If the true loss is {margin + gain.detectable:.3g}, all {gain.rows:,} rows together prove it with a "
                 f"probability of {POWER:.0%}. Intervals of slices are corrected for their number (Holm)."
@@ -169,16 +172,15 @@ class Pair:
         return Page(f"{names[1]} against {names[0]}", lead, [each for each in sections if each.blocks])
 
 
-def require_comparable(old: Task, new: Task, columns: Sequence[str]) -> None:
+def require_comparable(columns: Sequence[str], old: Task, new: Task) -> None:
     """Raises InputError if two runs differ in task, score or labels, or have no slices by `columns`."""
     _require_sliceable(new, columns)
-    for what, *pair in (
-        ("task", {type(new).__name__}, {type(old).__name__}),
-        ("score", {new.best_metric}, {old.best_metric}),
-        ("labels", *({*(task.state.get("labels") or ())} for task in (new, old))),
-    ):
-        ours, theirs = (", ".join(sorted(one - other)) or "nothing" for one, other in (pair, pair[::-1]))
-        if pair[0] != pair[1]:
+    kinds = [{"task": {type(each).__name__}, "score": {each.best_metric}, "labels": {*(each.state.get("labels") or ())}}
+             for each in (new, old)]  # fmt: skip
+    for what, one in kinds[0].items():
+        other = kinds[1][what]
+        if one != other:
+            ours, theirs = (", ".join(sorted(each)) or "nothing" for each in (one - other, other - one))
             raise InputError(f"--against: the runs differ in {what}: {ours} only in RUN, {theirs} only in OLD")
 
 
@@ -200,7 +202,7 @@ def gate(runs: Opened, file: str, bad_rows: Path, columns: Sequence[str], margin
 
     def compare() -> bool:
         score = main_score(run.cfg, run.task)
-        pair = Pair(*(Subsets(*side) for side in sides), score)
+        pair = Pair(score, *(Subsets(*side) for side in sides))
         results = pair.results(columns, margin)
         page = pair.page([*runs], results, margin)
         save_page(output_folder(output, again=True), "gate", page)

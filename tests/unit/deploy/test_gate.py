@@ -168,7 +168,7 @@ def pair_of(config, settings, tmp_path, monkeypatch, answers):
     with prepared_run(cfg, task_type(cfg), recipe) as job:
         data = job.data.evals["validation"]
         old, new = (Subsets(job.task, each, data) for each in answers(job, data))
-        return Pair(old, new, main_score(cfg, job.task)), Pair(old, old, main_score(cfg, job.task))
+        return Pair(main_score(cfg, job.task), old, new), Pair(main_score(cfg, job.task), old, old)
 
 
 def judged(pair, margin=0.0):
