@@ -213,6 +213,20 @@ def test_translation_is_compared_by_bootstrap_of_its_corpus_score(tmp_path, monk
     assert judged(same) == ("not proven worse", 0.0)
 
 
+@pytest.mark.slow
+def test_language_models_are_compared_by_their_blocks_and_perplexity(tmp_path, capsys):
+    for name, steps in (("old", 30), ("new", 1)):
+        train("language_modeling", tmp_path / name, f"train.max_steps={steps}", "train.learning_rate=0.003")
+    given = ("evaluate", tmp_path / "new", "--against", tmp_path / "old")
+    rows = ("--data", ROOT / "recipes/data/language_modeling/validation.txt")
+    assert run_command(*given, *rows, "--margin", "5") == 1
+    shown = capsys.readouterr().out
+    assert "perplexity (smaller is better)" in shown
+    assert "Worse by more than 5: all rows." in shown
+    assert run_command(*given, *rows, "--slices", "shop") == 2
+    assert "--slices: a block of this task spans several rows" in " ".join(capsys.readouterr().err.split())
+
+
 def test_holm_corrects_less_after_each_loss():
     lost, doubtful = Gain.of_counts(0, 60, 100), Gain.of_counts(3, 11, 100)
     assert doubtful.interval().high < 0 < doubtful.interval(2).high
