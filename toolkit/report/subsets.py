@@ -122,11 +122,9 @@ MOST_VALUES, WORST = 100, 3
 
 
 def slices(names: Sequence[str], values: Sequence[Sequence[str | None]]) -> list[tuple[str, np.ndarray]]:
-    """Returns the places of the rows with each value, by `column=value`, most frequent first; few rows are one slice.
+    """Returns the places of the rows with each value, by `column=value`, most frequent first; rare values together.
 
-    Args:
-        names: the columns.
-        values: of each row, its values in these columns.
+    The `names` are those of the columns in each row of `values`.
     """
     found = []
     for name, column in zip(names, zip(*values, strict=True), strict=True):
@@ -156,4 +154,4 @@ def slice_blocks(
     ranked = sorted((row for row in rows if row[-1]), key=lambda row: row[2], reverse=not score.greater_is_better)
     worst = "; ".join(f"{name}: {format_value(value)} ({span})" for name, _, value, span in ranked[:WORST])
     table = Table(["rows of", "rows", score.name, "95 % interval"], rows, sortable=True)
-    return [Text(f"The worst: {worst}."), table]
+    return [Text(f"The worst: {worst}." if worst else f"No value has {FEWEST_EXAMPLES} rows."), table]

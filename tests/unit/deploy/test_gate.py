@@ -92,6 +92,16 @@ def test_slices_are_in_report_predictions_and_evaluate(runs, capsys):
     assert "language=fr" in capsys.readouterr().out
 
 
+def test_few_rows_have_no_verdict(runs, tmp_path, capsys):
+    few = write_rows(tmp_path / "few.csv", 8)
+    assert run_command("evaluate", runs / "new", "--data", few, "--slices", "language") == 0
+    assert "No value has 10 rows." in capsys.readouterr().out
+    given = ("evaluate", runs / "new", "--against", runs / "old", "--data", few, "--output", tmp_path / "gate")
+    assert run_command(*given) == 0
+    (found,) = json.loads((tmp_path / "gate/gate.json").read_text())["results"]
+    assert (found["verdict"], found["95 % from"]) == ("few rows", None)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
