@@ -24,7 +24,7 @@ NUM_LISTED = 5
 """Maximum number of unusable rows of a file that are listed."""
 
 
-def first_row_problems(data: DataConfig, task: Task) -> list[str]:
+def first_row_problems(data: DataConfig, task: Task, slices: Sequence[str] = ()) -> list[str]:
     """Returns one complete message for each problem with the columns and the first rows of the data files.
 
     Missing files are reported by `toolkit.config.paths`. Nothing is cached. Labels that do not occur in the training
@@ -37,7 +37,8 @@ def first_row_problems(data: DataConfig, task: Task) -> list[str]:
             continue
         try:
             rows = list(islice(read_rows(file, Reading.of(data)), NUM_ROWS + 1))
-            good, found = _check(file, rows[:NUM_ROWS], data, task)
+            beside = Beside.of(data, task, slices, name.removesuffix("_file"))
+            good, found = _check(file, rows[:NUM_ROWS], data, task, beside)
             if name == "train_file" and good and not found and len(rows) <= NUM_ROWS:
                 _learn(task, good)
         except DataError as error:
@@ -76,14 +77,14 @@ def _unused_columns(data: DataConfig, task: Task) -> list[str]:
     return [f"data.columns: has no effect, because {fixed}; remove it"]
 
 
-def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> tuple[list[Row], list[str]]:
+def _check(file: str, rows: list[RawRow], data: DataConfig, task: Task, beside: Beside) -> tuple[list[Row], list[str]]:
     """Returns the usable rows, and what is wrong with the others unless they are skipped.
 
     Raises DataError if columns are missing.
     """
     columns, folder = columns_in(file, task, data.columns), folder_of(file)
     every = partial(read_rows, file, Reading.of(data)) if is_ragged(file) else None
-    require_present(file, rows, every, task, columns, labelled=True, beside=Beside.of(data, task))
+    require_present(file, rows, every, task, columns, labelled=True, beside=beside)
     good, bad = [], []
     for row in rows:
         try:

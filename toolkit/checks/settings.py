@@ -65,6 +65,12 @@ def _media_problems(case: Case) -> Iterator[str]:
         yield f"data.media_cache: received {show(case.cfg.data.media_cache)}, {what}"
 
 
+def _slice_problems(case: Case) -> Iterator[str]:
+    if case.cfg.eval.slices and case.task.has("regroup"):
+        what = "has no effect, because a block of this task spans several rows; remove it"
+        yield f"eval.slices: received {show(case.cfg.eval.slices)}, {what}"
+
+
 _SECTIONS = {name: section_types(object)[name] for name in ("model", "data", "eval", "checkpoint", "tracking")}
 TEXTS = (*(f"{name}.{each.name}" for name, kind in _SECTIONS.items() for each in fields(kind)), "output_dir")
 """Settings that must not be blank if they are text."""
@@ -111,6 +117,7 @@ WITH_TASK = (
         for section, rows in (("train", "per_device_train_batch_size"), ("eval", "per_device_eval_batch_size"))
     ),
     Check("task", "data.media_cache", ("data.media_cache", "task"), _media_problems),
+    Check("task", "eval.slices", ("eval.slices", "task"), _slice_problems),
     Check("task", "train.pad_to_multiple_of", ("train.pad_to_multiple_of", "task"), _shape_problems),
 )  # fmt: skip
 """Checks that need the task, which may import numpy."""

@@ -6,11 +6,14 @@ On any number of processes: `accelerate launch -m toolkit predict RUN --input FI
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from toolkit.base.errors import InputError
 from toolkit.base.files import expanded
-from toolkit.base.outputs import output_file
+from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import options
 from toolkit.commands.options import Command, open_trained
@@ -86,11 +89,25 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the rows and the output file."""
     options.add_run(parser)
     options.add(parser, "--data", required=True)
-    options.add_output(parser, "none; the metrics as JSON")
+    parser.add_argument("--against", metavar="OLD", help="output folder of another run: exit code 1 if RUN is worse")
+    parser.add_argument("--margin", type=options.number_from(0), metavar="M",
+                        help="with --against, the loss of the score that is allowed (default: 0.01)")  # fmt: skip
+    parser.add_argument("--slices", metavar="COLUMN,COLUMN", help="show (or compare) scores by these columns' values")
+    options.add_output(parser, "none; the metrics as JSON. With --against, the folder of the page: RUN-against-OLD")
 
 
 def run_evaluate(arguments: argparse.Namespace) -> None:
-    """Prints the metrics of the run's model on a file, with intervals and baselines."""
+    """Prints the metrics of the run's model on a file, with intervals and baselines, or compares them with a run's.
+
+    Raises SystemExit with exit code 1 if the run is worse than the one it is compared with.
+    """
+    columns = list(dict.fromkeys(arguments.slices.split(","))) if arguments.slices else []
+    if arguments.against is not None:
+        if not _compare(arguments, columns):
+            sys.exit(1)
+        return
+    if arguments.margin is not None:
+        raise InputError("--margin: has no effect without --against; remove it")
     from toolkit.deploy.evaluate import evaluate_file
     from toolkit.deploy.trained import decoded_with
 
@@ -99,7 +116,24 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     options.reject_input_as_output(bad, [arguments.data], "--data: the list of unusable rows")
     output = output_file(output, arguments.overwrite) if output else None
     run, changed = open_trained(arguments, skips_rows=True), decoded_with(arguments.overrides)
-    evaluate_file(run, Path(arguments.run).name, arguments.data, bad, output, changed)
+    evaluate_file(run, Path(arguments.run).name, arguments.data, bad, output, changed, columns)
+
+
+def _compare(arguments: argparse.Namespace, columns: Sequence[str]) -> bool:
+    """Compares the run with `--against`, and returns whether it passed."""
+    from toolkit.deploy.evaluate import MARGIN, gate, require_comparable
+    from toolkit.deploy.trained import read_settings
+
+    runs = (arguments.against, arguments.run)
+    if expanded(runs[0]).absolute() == expanded(runs[1]).absolute():
+        raise InputError("--against: is RUN itself; name another run")
+    require_comparable(columns, *(read_settings(expanded(run), arguments.recipe)[1] for run in runs))
+    beside = f"{expanded(runs[1]).absolute()}-against-{expanded(runs[0]).absolute().name}"
+    output = output_folder(arguments.output or beside, make=False, again=True)
+    each = {run: argparse.Namespace(**{**vars(arguments), "run": run}) for run in runs}
+    opened = {run: partial(open_trained, given, skips_rows=True) for run, given in each.items()}
+    margin, bad = arguments.margin, RunFolder(expanded(runs[1])).bad_rows_evaluate
+    return gate(opened, arguments.data, bad, columns, MARGIN if margin is None else margin, output)
 
 
 COMMANDS = {"predict": Command(add_predict, run_predict), "evaluate": Command(add_evaluate, run_evaluate)}

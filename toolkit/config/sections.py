@@ -183,6 +183,9 @@ class EvalConfig:
     """Metric that selects the best model, for instance `eval_accuracy`; null means the task's own."""
     greater_is_better: bool = True
     """Whether a greater value is better, for metrics in `metrics`."""
+    slices: list[str] = field(default_factory=list)
+    """Columns of the data files, for instance of the language or customer: the report has the score of the rows with
+    each value, with its interval, and names the worst three. Predictions have the values, too."""
     metrics: list[str] = field(default_factory=list)
     """Further metrics: functions `f(predictions, references)` of a number or a dictionary by their dotted names, and
     modules of the library `evaluate`, each a local folder or an id. They see all rows of an evaluation set at once."""

@@ -28,13 +28,16 @@ class Beside:
 
     group: str | None = None  # whose equal values make a group
     id: str | None = None  # which names rows in predictions
+    slices: tuple[str, ...] = ()  # by whose values scores are shown
 
     @classmethod
-    def of(cls, data: DataConfig, task: Task) -> Beside:
+    def of(cls, data: DataConfig, task: Task, slices: Sequence[str] = (), split: str = "") -> Beside:
         """Returns the columns that a run's settings name; the task may group rows by a column of its own."""
+        if split == "train" and data.validation_file is not None and not data.test_split:
+            slices = ()  # no training row is evaluated
         own = task.group_column()
         group = data.columns.get(own, own) if own is not None and data.group_column is None else data.group_column
-        return cls(group, data.id_column)
+        return cls(group, data.id_column, tuple(slices))
 
 
 NO_COLUMNS = Beside()
@@ -42,7 +45,7 @@ NO_COLUMNS = Beside()
 
 def unused_columns(present: Iterable[str], task: Task, columns: Mapping[str, str], beside: Beside) -> list[str]:
     """Returns the columns of a source that a run does not read."""
-    used = {columns.get(name, name) for name in used_columns(task)} | {beside.group, beside.id}
+    used = {columns.get(name, name) for name in used_columns(task)} | {beside.group, beside.id, *beside.slices}
     return [name for name in present if name not in used]
 
 
@@ -172,10 +175,11 @@ def _about_header(present: Sequence[str], missing: str) -> list[str]:
 
 
 def require_beside(source: str, present: list[str], beside: Beside) -> None:
-    """Raises DataError if a column of groups or ids is not among the source's columns."""
-    for setting, name in (("group_column", beside.group), ("id_column", beside.id)):
+    """Raises DataError if a column of groups, ids or slices is not among the source's columns."""
+    named = [("data.group_column", beside.group), ("data.id_column", beside.id)]
+    for setting, name in (*named, *(("eval.slices or --slices", name) for name in beside.slices)):
         if name is not None and name not in present:
             raise DataError(
-                f"data.{setting}: {source} has no column {name!r}{did_you_mean(name, present)}. "
+                f"{setting}: {source} has no column {name!r}{did_you_mean(name, present)}. "
                 f"Its columns are {', '.join(present)}."
             )

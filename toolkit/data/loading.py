@@ -106,7 +106,7 @@ def _unused(cfg: Config, task: Task) -> Iterator[Omission]:
         columns = columns_in(file, task, data.columns)
         if not is_files(file) and (columns or columns == data.columns):
             present = columns_of(islice(read_rows(file, Reading.of(data)), PEEKED_ROWS))
-            unused = unused_columns(present, task, columns, Beside.of(data, task))
+            unused = unused_columns(present, task, columns, Beside.of(data, task, cfg.eval.slices))
             yield Omission("columns not used", len(unused), len(present), some(unused), str(file))
 
 
@@ -172,13 +172,12 @@ def _tables(cfg: Config, task: Task, sample: int | None, stage: Stage | None = N
     if "train" not in sources:
         raise DataError("data: there are no training rows.")
 
-    def load(source: Any) -> Table:
+    def load(split: str, source: Any) -> Table:
         copies = stage.copies(source) if stage and isinstance(source, str) else None
-        return load_table(
-            source, task, data.columns, True, None, sample, Reading.of(data), Beside.of(data, task), copies
-        )
+        beside = Beside.of(data, task, cfg.eval.slices, split)
+        return load_table(source, task, data.columns, True, None, sample, Reading.of(data), beside, copies)
 
-    tables = {"train": load(sources.pop("train"))}
+    tables = {"train": load("train", sources.pop("train"))}
     # Labels are learned before the other splits are checked, so that a label unknown to training is a bad row there.
     if len(tables["train"].rows):
         try:
@@ -186,4 +185,4 @@ def _tables(cfg: Config, task: Task, sample: int | None, stage: Stage | None = N
         except DataError:  # more likely because of unusable rows, which are named first
             apply_policy(tables, data.bad_rows, data.max_bad_rows)
             raise
-    return tables | {split: load(source) for split, source in sources.items()}
+    return tables | {split: load(split, source) for split, source in sources.items()}

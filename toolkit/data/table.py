@@ -49,6 +49,8 @@ NUMBER = "_number"
 PEEKED_ROWS = 100
 IDENTIFIER = "_id"
 """Column of a table: the row's value in `data.id_column`, as text."""
+SLICES = "_slices"
+"""Column of a table: the row's values in `eval.slices`, as texts; None for an empty one."""
 REASON, PREVIEW, EXCLUDED = "_reason", "_preview", "_excluded"
 """Columns of the cache that describe an unusable row."""
 
@@ -79,7 +81,8 @@ def checked_features(task: Task) -> datasets.Features:
     text, number = datasets.Value("string"), datasets.Value("int64")
     digests = dict.fromkeys((INPUTS, LABEL, GROUP), number)
     found = {REASON: text, PREVIEW: text, EXCLUDED: datasets.Value("bool")}
-    return datasets.Features({**task.schema(), NUMBER: number, IDENTIFIER: text, **found, **digests})
+    own = {NUMBER: number, IDENTIFIER: text, SLICES: datasets.Sequence(text)}
+    return datasets.Features({**task.schema(), **own, **found, **digests})
 
 
 def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:
@@ -90,9 +93,10 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
     require_present(source.name, first, every, task, columns, labelled, source.beside)
     names, no_keys = list(task.schema()), dict.fromkeys((INPUTS, LABEL, GROUP), 0)
     for row in chain(first, raw):
-        beside = {name: (row.values or {}).get(name or "") for name in (source.beside.group, source.beside.id)}
-        identifier = None if (given := beside.get(source.beside.id)) is None else str(given)
-        number = {NUMBER: row.number, IDENTIFIER: identifier}
+        values, beside = row.values or {}, source.beside
+        named = [values.get(name or "") for name in (beside.id, *beside.slices)]
+        texts = [None if value is None else str(value) for value in named]
+        number = {NUMBER: row.number, IDENTIFIER: texts[0], SLICES: texts[1:]}
         try:
             checked = check_raw(row, task, columns, labelled, source.folder, source.copies)
         except BadRow as bad:
@@ -101,7 +105,7 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
             yield {**dict.fromkeys(names), **number, **found, **no_keys}
         else:
             own = {name: checked[name] for name in names}
-            keys = row_keys(own, task, beside.get(source.beside.group)) if labelled else no_keys
+            keys = row_keys(own, task, values.get(beside.group or "")) if labelled else no_keys
             yield {**own, **number, REASON: None, PREVIEW: None, EXCLUDED: False, **keys}
 
 

@@ -21,7 +21,7 @@ from toolkit.base.console import LOGGER, counted, format_value, print_lines, pri
 from toolkit.base.errors import Interrupted, RunError, ToolkitError
 from toolkit.base.files import disk_problem, read_json, write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
-from toolkit.data.table import IDENTIFIER, NUMBER
+from toolkit.data.table import IDENTIFIER, NUMBER, SLICES
 from toolkit.document import plots, render
 from toolkit.document.blocks import Cell, Code, Figure, Gallery, Section, Table
 from toolkit.document.svg import sheet
@@ -35,6 +35,7 @@ from toolkit.report.examples import Examples, Shown, Worst
 from toolkit.report.facts import BEFORE, MODEL, RESULTS, digests, forget, sealed
 from toolkit.report.scores import Scores, described, measurements, prefix_of, quality_of
 from toolkit.report.sections import EXAMPLES, SAMPLES, WORST, Outcome, holds_all, lead, sections
+from toolkit.report.subsets import slice_blocks
 from toolkit.report.system import asked_rows
 from toolkit.system.phases import named_seconds
 from toolkit.tracking.jsonl import readable_lines
@@ -184,11 +185,11 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, li
     # Scores per class are shown in the task's own sections.
     history = [without_classes(line, run.task.scores) for line in readable_lines(files.metrics)]
     predicted = predicted_parts(run) if holds_all(run) else None
-    own = [
-        part
-        for name, evaluation in result.evaluations.items()
-        for part in run.task.report_sections(name, evaluation.predictions, run.data.evals[name], run.output_dir)
-    ]
+    own = []
+    for name, evaluation in result.evaluations.items():
+        found = (evaluation.predictions, run.data.evals[name])
+        own.append(Section(f"Slices ({name})", slice_blocks(run.cfg, run.task, *found, run.cfg.eval.slices)))
+        own += run.task.report_sections(name, *found, run.output_dir)
     outcome = Outcome(result, _facts(run), charts(history, run.best.name), shown, own, predicted)
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
     html = render.render_html(title, below, parts)
@@ -296,17 +297,18 @@ def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
             shown.examples = Examples(run.task)
             shown.worst = Worst(run.task) if run.task.has("error") else None
         with written_whole(RunFolder(run.output_dir).predictions(name)) as file:
-            rows = run.data.evals[name].rows
-            for line, (record, source) in enumerate(zip(evaluation.records, named_rows(rows), strict=True), start=1):
+            rows = named_rows(run.data.evals[name].rows, run.cfg.eval.slices)
+            for line, (record, source) in enumerate(zip(evaluation.records, rows, strict=True), start=1):
                 if place == 0:
                     shown.see(line, record)
                 file.write(json.dumps(source | record, ensure_ascii=False) + "\n")
 
 
-def named_rows(rows: Any) -> Iterator[dict[str, Any]]:
-    """Yields `row`, the number of each row in messages about it, and its `id` where the run has `data.id_column`."""
-    for number, name in zip(rows[NUMBER][:], rows[IDENTIFIER][:], strict=True):
-        yield {"row": number} | ({} if name is None else {"id": name})
+def named_rows(rows: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields `row`, each row's number in messages, `id` with `data.id_column`, and the `slices` by `columns`."""
+    for number, name, values in zip(rows[NUMBER][:], rows[IDENTIFIER][:], rows[SLICES][:], strict=True):
+        sliced = {"slices": dict(zip(columns, values, strict=True))} if columns else {}
+        yield {"row": number} | ({} if name is None else {"id": name}) | sliced
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import pytest
 from runs import ROOT, SIZES, TINY
 
 from toolkit.engine import fit
-from toolkit.lab.compare import statistics
 from toolkit.recipe import load_settings, load_task_type
+from toolkit.report import subsets
 from toolkit.run import prepared_run
 
 
@@ -31,7 +31,7 @@ def test_all_rows_drawn_once_give_the_metric_itself(name, tmp_path, monkeypatch)
     metric = job.best.name.removeprefix("eval_")
 
     def draw(count: int) -> list[float]:
-        drawn = statistics.resampled(job.task, evaluation.predictions, job.data.evals["validation"], count)
+        drawn = subsets.resampled(job.task, evaluation.predictions, job.data.evals["validation"], count)
         return [metrics[metric] for metrics in drawn]
 
     values = draw(5)

@@ -27,7 +27,6 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.config.keys import written
 from toolkit.distributed.collectives import data_sum, objects_of_all, on_main
 from toolkit.distributed.exchange import EXCHANGED_BYTES, EXCHANGES
-from toolkit.lab.compare.statistics import resampled
 from toolkit.lab.compare.variants import LOGGED, Checked, Variant
 from toolkit.lab.jobs.jobs import (
     Launch,
@@ -43,6 +42,7 @@ from toolkit.lab.jobs.jobs import (
 from toolkit.lab.jobs.training import trained
 from toolkit.metrics.score import Score
 from toolkit.report.results import summary_figures
+from toolkit.report.subsets import resampled
 from toolkit.tracking.jsonl import read_metrics
 
 if TYPE_CHECKING:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from toolkit.api.batch import EvalData, Predictions
-from toolkit.api.task import Task
-from toolkit.metrics.intervals import percentiles, resamples, t_interval
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
+from toolkit.metrics.intervals import percentiles, t_interval
 
 SEED = 20
 DRAWS = 500
@@ -255,60 +246,3 @@ def _draws(runs: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
     draws = [run["metrics"][name]["draws"] for run in runs]
     count = min(map(len, draws))
     return np.array([values[:count] for values in draws], dtype=float)
-
-
-MIN_DRAWS = 50
-TIME_LIMIT_SECONDS = 60.0
-"""After this time no further sets are drawn, if there are `MIN_DRAWS`; corpus metrics of large sets are slow."""
-
-
-class _Drawn:
-    """Drawn rows of a dataset (`order`), with its column access; `fetched` caches the columns that were read."""
-
-    def __init__(
-        self, features: Dataset, order: np.ndarray, examples: list[int] | None, fetched: dict[str, list[Any]]
-    ) -> None:
-        self.features, self.order, self.examples, self.fetched = features, order, examples, fetched
-
-    def __getitem__(self, name: str) -> list[Any]:
-        if name == "example" and self.examples is not None:
-            return self.examples
-        if name not in self.fetched:
-            self.fetched[name] = self.features[name][:]
-        column = self.fetched[name]
-        return [column[index] for index in self.order]
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-
-def resampled(task: Task, predictions: Predictions, data: EvalData, count: int) -> list[dict[str, float]]:
-    """Returns the task's metrics, by name without prefix, of `count` sets drawn with replacement from evaluation data.
-
-    Blocks are drawn if the task regroups rows, otherwise examples with all their feature rows. Fewer sets are drawn
-    after `TIME_LIMIT_SECONDS`.
-    """
-    regroups = task.has("regroup")
-    records = [] if regroups else list(task.decode(predictions, data))
-    fetched: dict[str, list[Any]] = {}
-    units = np.arange(len(data.features)) if regroups else np.asarray(data.features["example"][:])
-    places = np.argsort(units, kind="stable")
-    starts = np.searchsorted(units[places], np.arange(len(data.rows) + 1))
-    values: list[dict[str, float]] = []
-    end = time.monotonic() + TIME_LIMIT_SECONDS
-    for drawn in islice(resamples(len(units if regroups else data.rows)), count):
-        if len(values) >= MIN_DRAWS and time.monotonic() > end:
-            break
-        if regroups:
-            order, rows, examples = drawn, data.rows, None
-        else:
-            parts = [places[starts[example] : starts[example + 1]] for example in drawn]
-            order, rows = np.concatenate(parts), data.rows.select(drawn)
-            examples = np.repeat(np.arange(len(drawn)), [len(part) for part in parts]).tolist()
-        part = EvalData(rows, _Drawn(data.features, order, examples, fetched), data.processor)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a draw may contain no row of some class
-            arrays = {name: array[order] for name, array in predictions.items()}
-            chosen = task.decode(arrays, part) if regroups else [records[example] for example in drawn]
-            values.append(task.metrics(chosen, arrays, part))
-    return values

@@ -20,11 +20,11 @@ from toolkit.data.batching.batches import training_order
 from toolkit.distributed.collectives import on_main
 from toolkit.engine.evaluation import NonFiniteLoss
 from toolkit.engine.non_finite import NonFiniteGradient, NonFiniteParameters
-from toolkit.lab.compare.statistics import resampled
 from toolkit.lab.jobs.training import trained
 from toolkit.lab.search.space import METHODS
 from toolkit.lab.search.study import ENVIRON, storage_of
 from toolkit.report.results import summary_figures
+from toolkit.report.subsets import resampled
 from toolkit.tracking.jsonl import read_metrics
 
 if TYPE_CHECKING:
