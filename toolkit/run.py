@@ -17,8 +17,6 @@ from toolkit.api.task import Task
 from toolkit.api.training import Callback
 from toolkit.base.cli_errors import leave_group
 from toolkit.base.console import quiet_libraries, warn
-from toolkit.base.files import file_sha256
-from toolkit.base.package import code_sha256
 from toolkit.base.processes import die_with_launcher, train_on_without_output
 from toolkit.checkpoint.output_folder import claim
 from toolkit.checkpoint.tensors import DamagedCheckpoint
@@ -28,6 +26,7 @@ from toolkit.checks.run import check_run, check_steps
 from toolkit.config.keys import flatten
 from toolkit.config.sections import Config
 from toolkit.data.batching.batches import training_order
+from toolkit.data.row_cache import code_fingerprint
 from toolkit.distributed.collectives import on_main, require_same
 from toolkit.distributed.launch import build_accelerator, own_process_state
 from toolkit.distributed.stop import DeferredStop
@@ -183,7 +182,7 @@ def prepared_run(
     with own_process_state(), quiet_libraries():
         check_run(cfg, task)
         accelerator = build_accelerator(cfg)
-        require_same(accelerator, _deciding(cfg, recipe))
+        require_same(accelerator, _deciding(cfg, task))
         mesh = Mesh.of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
         warn_of_machine(cfg, mesh, accelerator.device)
         system = SystemWatch(cfg.tracking.system_interval, accelerator.process_index, accelerator.device)
@@ -206,10 +205,9 @@ def prepared_run(
             yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left
 
 
-def _deciding(cfg: Config, recipe: Path) -> Mapping[str, str]:
+def _deciding(cfg: Config, task: Task) -> Mapping[str, str]:
     """Returns what decides the numbers of a run and each process reads for itself, by dotted key."""
-    recipe_code = file_sha256(recipe) if recipe.is_file() else ""
-    code = {"recipe (sha256)": recipe_code, "toolkit (sha256)": code_sha256(), **versions()}
+    code = {"code of toolkit and recipe (sha256)": code_fingerprint(task), **versions()}
     return {key: str(value) for key, value in (flatten(cfg) | code).items() if key not in PLACES}
 
 

@@ -24,7 +24,7 @@ def test_the_page_is_what_its_sources_say(script) -> None:
 
 def test_every_test_that_the_page_names_exists(script) -> None:
     named = [test for row in script.rows() for test in row["tests"]]
-    assert len(script.rows()) == 30
+    assert named
     for test in named:
         file, _, function = test.partition("::")
         tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))

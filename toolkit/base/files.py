@@ -275,7 +275,7 @@ def disk_problem(error: BaseException, folder: Path | None = None, needed: int |
         space = _space(error, [Path("/dev/shm")], needed)
         return f"shared memory is full{space}; lower train.dataloader_num_workers, or make /dev/shm larger"
     places = [working_folder(), Path(tempfile.gettempdir()), Path("/dev/shm")] if folder is None else [folder]
-    full = [place for place in places if (sizes := _sizes(place)) and (sizes.f_bavail == 0 or _lacks_inodes(sizes))]
+    full = [place for place in places if (left := _left(place)) and (left[1] == 0 or left[2])]
     return f"a disk is full ({shorten(str(error), 200)}){_space(error, full or places, needed)}"
 
 
@@ -315,26 +315,25 @@ def _space(error: BaseException, places: list[Path], needed: int | None) -> str:
     needed = getattr(error, "needed", None) if needed is None else needed
     found = [] if needed is None else [f"{format_bytes(needed)} are needed"]
     for place in places:
-        if (sizes := _sizes(place)) is not None and not str(place).startswith("<"):  # `<stdout>` is on no disk
-            left = "but no more files (inodes)" if _lacks_inodes(sizes) else "free"
-            found.append(f"{format_bytes(sizes.f_bavail * sizes.f_frsize)} are {left} in {_folder_of(place)}")
+        if (left := _left(place)) is not None and not str(place).startswith("<"):  # `<stdout>` is on no disk
+            what = "but no more files (inodes)" if left[2] else "free"
+            found.append(f"{format_bytes(left[1])} are {what} in {left[0]}")
     return f"; {', '.join(found)}" if found else ""
 
 
-def _folder_of(place: Path) -> Path:
-    return next(each for each in (place, *place.absolute().parents) if each.is_dir())
-
-
-def _sizes(place: Path) -> os.statvfs_result | None:
-    """Returns the sizes of the disk of a file or folder, which need not exist; None if they cannot be found out."""
+def _left(place: Path) -> tuple[Path, int, bool] | None:
+    """Returns the folder of a path, which need not exist, its free bytes, and whether it takes no more files."""
     try:
-        return os.statvfs(_folder_of(place))
+        folder = next(each for each in (place, *place.absolute().parents) if each.is_dir())
+        return folder, shutil.disk_usage(folder).free, free_inodes(folder) == 0
     except (OSError, StopIteration):
         return None
 
 
-def _lacks_inodes(sizes: os.statvfs_result) -> bool:
-    return sizes.f_files > 0 and sizes.f_favail == 0  # some file systems do not count them
+def free_inodes(folder: Path) -> int | None:
+    """Returns how many more files fit; None for file systems without a fixed number."""
+    space = os.statvfs(folder)
+    return space.f_favail if space.f_files else None
 
 
 def working_folder() -> Path:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from toolkit.base.files import file_sha256, kind_of, sha256, working_folder
+from toolkit.base.files import kind_of, working_folder
 
 FOLDERS = ("recipes", "accelerate_configs")
 """The shipped folders. A relative path to a file in one of them works from any directory."""
@@ -23,13 +22,6 @@ def shipped_root() -> Path:
     package = Path(__file__).resolve().parents[1]
     installed = package / "shipped"
     return installed if installed.is_dir() else package.parent
-
-
-@cache
-def code_sha256() -> str:
-    """Returns the sha256 of the package's own code."""
-    files = sorted(Path(__file__).parents[1].rglob("*.py"))
-    return sha256("".join(f"{file.name} {file_sha256(file)}" for file in files))
 
 
 def find_shipped(path: str | Path) -> Path | None:

@@ -47,9 +47,9 @@ class OutputLock:
     file (so no other code may open it). The file is never removed, or two runs could lock two different files; if
     someone else moves the folder or removes the file, `require_own` says so before anything is written.
 
-    Where the file system has no such locks (some network file systems), it creates `<output_dir>/.lock.owner` with host
-    and process instead. A dead run on the same host is recognised; after one on another host, the user must delete the
-    file, as the message says.
+    Where the file system has no such locks (some network file systems), it creates `<output_dir>/.lock.owner` with the
+    process's `identity` instead. A dead run of the same boot and container is recognised; after another, the user must
+    delete the file, as the message says.
 
     Args:
         output_dir: the folder.

@@ -72,7 +72,7 @@ def _write_folder(arguments: argparse.Namespace, name: str, output: Path, most: 
 SERVE_PORT = 8000
 LIMITS = {
     "--max-rows": (options.at_least(1), "rows per request"),
-    "--max-chars": (options.at_least(1), "characters of a row's texts; longer ones are rejected (413)"),
+    "--max-chars": (options.at_least(1), "characters of a request's texts; longer ones are rejected (413)"),
     "--max-body-mb": (options.number_from(0.001), "megabytes per request"),
     "--max-queue": (options.at_least(1), "requests that wait or are computed; further ones are rejected (429)"),
     "--timeout": (options.number_from(0.001), "seconds to receive a request, and then to answer it"),
@@ -89,7 +89,9 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     options.add_address(parser, SERVE_PORT)
     for option, (kind, meaning) in LIMITS.items():
         default = getattr(Limits(), option.removeprefix("--").replace("-", "_"))
-        parser.add_argument(option, type=kind, default=default, metavar="N", help=f"{meaning} (default: {default:g})")
+        parser.add_argument(
+            option, type=kind, default=default, metavar="N", help=f"{meaning} (default: {default:,.10g})"
+        )
 
 
 def run_serve(arguments: argparse.Namespace) -> None:

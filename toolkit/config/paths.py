@@ -204,16 +204,19 @@ def source_of(cfg: Config) -> ModelConfig:
     That is a folder of `offline_dir`, if this has the model. The settings themselves keep the name, so that a run is
     the same one wherever its files come from. Raises InputError if `offline_dir` cannot be used.
     """
-    model = cfg.model
-    if cfg.offline_dir is None or model.name_or_path is None:
+    return _source(cfg.model, cfg.offline_dir)
+
+
+def _source(model: ModelConfig, offline_dir: str | None) -> ModelConfig:
+    if offline_dir is None or model.name_or_path is None:
         return model
-    found = read_fetched(cfg.offline_dir).find(MODEL, model.name_or_path, model.revision)
+    found = read_fetched(offline_dir).find(MODEL, model.name_or_path, model.revision)
     return model if found is None else replace(model, name_or_path=str(found), revision=None)
 
 
-def source_of_finished(cfg: Config) -> ModelConfig:
+def source_of_finished(model: ModelConfig, offline_dir: str | None) -> ModelConfig:
     """Returns what `source_of` does for a run that has ended, whose fetched folder may be gone."""
     try:
-        return source_of(cfg)
+        return _source(model, offline_dir)
     except InputError:
-        return cfg.model
+        return model

@@ -47,7 +47,8 @@ def convert_to_model(
     `output` is an empty folder, `recipe` the recipe's file if it was moved. Raises InputError if the run, its recipe or
     its base model is not found, or the checkpoint does not fit them; RunError if the folder cannot be written.
     """
-    cfg, task = read_settings(checkpoint.path.absolute().parents[1], recipe, finished=False)
+    run = checkpoint.path.absolute().parents[1]
+    cfg, task = read_settings(run, recipe, finished=False)
     if cfg.model.peft.method == "qlora":
         raise InputError("a qlora checkpoint cannot be converted: 4-bit weights are not part of it")
     cfg = replace(cfg, model=replace(cfg.model, trust_remote_code=trust_remote_code))
@@ -56,9 +57,7 @@ def convert_to_model(
     try:
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as temporary:
             base = Path(temporary) / "base"
-            if cfg.model.peft.method != "none":
-                require_same_model(source_of_finished(cfg), checkpoint.path.absolute().parents[1])
-            model = _built(cfg, task, processor, base)
+            model = _built(cfg, task, processor, base, run)
             load_model_into(checkpoint, model)
             _use_averages(checkpoint, model, cfg)
             write_model(model, processor, cfg.model, Path(temporary) / "model", base, output)
@@ -67,9 +66,11 @@ def convert_to_model(
         raise RunError(f"cannot write {output.absolute()}: {disk_problem(error, output.parent) or error}") from error
 
 
-def _built(cfg: Config, task: Task, processor: Any, base: Path) -> Any:
+def _built(cfg: Config, task: Task, processor: Any, base: Path, run: Path) -> Any:
     """Builds the model as the run did; a new base model of adapters is saved in the folder `base`."""
-    source = source_of_finished(cfg)
+    source = source_of_finished(cfg.model, cfg.offline_dir)
+    if cfg.model.peft.method != "none":
+        require_same_model(source, run)
     config = load_model_config(source)
     configure_model(config, task, processor, new=cfg.model.from_config is not None)
     auto_model = task.auto_model(config)

@@ -291,7 +291,7 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
         if problems := adapter_problems(model):
             raise ConfigError(problems)
         base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
-        source = source_of_finished(replace(cfg, model=base))
+        source = source_of_finished(base, cfg.offline_dir)
         on_main(accelerator, require_same_model, source, folder)
         network = load_adapters(build_model(source, config, task.auto_model(config), cfg.seed), saved)
     if choose(cfg, config, accelerator.device):

@@ -14,6 +14,7 @@ from toolkit.checkpoint.manifest import files_of, read_manifest, reason, tensor_
 from toolkit.checkpoint.state import SavedState, described
 from toolkit.checkpoint.store import open_checkpoint, steps
 from toolkit.checkpoint.tensors import verified_tensors
+from toolkit.config.paths import source_of_finished
 from toolkit.config.sections import ModelConfig
 from toolkit.models.adapters import BASE, FILE, base_of
 from toolkit.models.origin import changes
@@ -94,8 +95,10 @@ def damages(folder: Path) -> Iterator[str]:
     else:
         yield from (found := list(damaged(folder, record.facts)))
         if not found and (files.model / FILE).exists() and not (files.model / BASE).exists():
-            base = ModelConfig(name_or_path=base_of(files.model, str(folder)))
-            yield from changes(base, record.facts.get("model_files", {}))
+            name, revision = base_of(files.model, str(folder)), record.settings.get("model.revision")
+            base = ModelConfig(name_or_path=name, revision=revision)
+            source = source_of_finished(base, record.settings.get("offline_dir"))
+            yield from changes(source, record.facts.get("model_files", {}))
         sealed = files.metrics.name in record.facts.get("files", {})
         if record.finished and "files" not in record.facts:
             yield "run.json has no checksums: the run is of an older version, and its model was not verified"

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from toolkit.api.task import Task
 from toolkit.base.console import counted, format_bytes
 from toolkit.base.errors import DataError, InputError, problems_of
-from toolkit.base.files import kind_of, read_json, why
+from toolkit.base.files import free_inodes, kind_of, read_json, why
 from toolkit.base.offline import SECONDS, prepare_download, read_fetched
 from toolkit.checks.check import Case, Findings, ask
 from toolkit.checks.run import CHECKS
@@ -295,12 +295,6 @@ def _folder(
     room = "" if inodes is None else f", {inodes:,} inodes"
     about = f" of about {format_bytes(needed)} needed"
     return Found(what, f"{folder.absolute()}: {format_bytes(free)} free{about}{room}", tuple(problems))
-
-
-def free_inodes(folder: Path) -> int | None:
-    """Returns how many more files fit; None for file systems without a fixed number."""
-    space = os.statvfs(folder)
-    return space.f_favail if space.f_files else None
 
 
 def _refusal(folder: Path, locked: bool) -> str:

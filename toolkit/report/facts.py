@@ -23,7 +23,7 @@ from toolkit.base.files import (
     write_bytes,
     write_json,
     write_text,
-)  # fmt: skip
+)
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust, trust_run
 from toolkit.checkpoint.manifest import reason

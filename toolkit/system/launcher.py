@@ -9,6 +9,7 @@ print, and it is killed by the signal that killed the rank.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -155,18 +156,19 @@ class Ranks:
         self._stalled = ""
         self._failed: list[int] = []
         self._stopped = 0
-        self._since = 0.0
+        self._since = math.inf
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Passes a stop signal on; the second kills."""
         now = time.monotonic()
         leave_closed_terminal()
-        if self._stopped and now - self._since < ECHO_SECONDS:
+        before, self._stopped = self._stopped, self._stopped or number  # the next one may interrupt what follows
+        if not before:
+            self._since = now
+        elif now - self._since < ECHO_SECONDS:
             return
         for process in self.processes:
-            process.send_signal(signal.SIGKILL if self._stopped else number)
-        if not self._stopped:
-            self._stopped, self._since = number, now
+            process.send_signal(signal.SIGKILL if before else number)
 
     def wait(self) -> int | None:
         """Waits until all have ended, and returns the one that caused the failure."""

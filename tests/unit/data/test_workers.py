@@ -80,6 +80,8 @@ def collated(rows: list[int]) -> list[int]:
             np.zeros(1000).sum()
     if rows == [8]:
         time.sleep(60)
+    if rows == [11]:
+        raise FileNotFoundError("no file a.png")
     return [Unsendable(rows[0])] if rows[0] in (9, 10) else rows
 
 
@@ -100,7 +102,7 @@ class Unsendable:
 def loader(rows: list[int], persistent: bool = False, count: int = 2, timeout: float = 120.0) -> WatchedLoader:
     batches = [[row] for row in rows]
     return WatchedLoader(
-        range(11),
+        range(12),
         batch_sampler=batches,
         collate_fn=collated,
         num_workers=count,
@@ -137,6 +139,11 @@ def test_an_error_about_a_row_is_said_without_a_traceback(count):
     with pytest.raises(DataError) as error:
         all_batches([0, 3, 1], count=count)
     assert str(error.value) == "row 3 is gone"
+
+
+def test_a_file_that_is_missing_in_a_worker_is_that_error():
+    with pytest.raises(FileNotFoundError, match=r"a\.png"):
+        all_batches([0, 11, 1])
 
 
 @pytest.mark.parametrize(("row", "state"), [(5, "stopped"), (8, "sleeping")])

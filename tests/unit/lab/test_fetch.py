@@ -217,6 +217,13 @@ def test_adapters_find_their_base_model_in_the_folder(copy, made, tmp_path, caps
     ask = ["predict", f"{tmp_path}/run", "--input-text", "the film was good"]
     assert run_command(*ask) == 0
     assert "the film was good" in capsys.readouterr().out
+    assert run_command("verify", f"{tmp_path}/run") == 0
+    weights = copy / "model/model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    for asked in (ask, ["verify", f"{tmp_path}/run"]):
+        assert run_command(*asked) == 1
+        assert f"{weights}: its content has changed since `toolkit fetch`" in capsys.readouterr().err
     shutil.rmtree(copy)
     assert run_command(*ask) == 2
     assert "cannot load 'tiny/bert'" in capsys.readouterr().err

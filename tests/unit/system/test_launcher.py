@@ -211,6 +211,20 @@ def test_a_stop_signal_reaches_each_rank_once_and_all_have_time_to_save(number, 
     assert signal.getsignal(number) == before
 
 
+def test_a_stop_signal_that_interrupts_the_first_one_kills_nobody():
+    sent: list[int] = []
+
+    class Process:
+        def send_signal(self, number: int) -> None:
+            sent.append(number)
+            if len(sent) == 1:
+                ranks.stop(signal.SIGINT, None)
+
+    ranks = launcher.Ranks([Process(), Process()])
+    ranks.stop(signal.SIGINT, None)
+    assert sent == [signal.SIGINT, signal.SIGINT]
+
+
 def test_a_second_stop_signal_ends_at_once(monkeypatch, capfd):
     monkeypatch.setattr(launcher, "ECHO_SECONDS", 0.0)
     script = "signal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(.5)\nif rank: os.kill(launched_by, 2), "

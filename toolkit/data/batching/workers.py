@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.queues import Queue
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +135,9 @@ def watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
             except StopIteration:
                 return
             except (EOFError, ConnectionError, FileNotFoundError) as error:
+                # A dying process closes its connections a moment before it is dead.
+                if not wait([process.sentinel for process in processes], timeout=1.0):
+                    raise
                 raise _killed("A data loader worker has ended while it passed on a batch") from error
             except RuntimeError as error:
                 if not str(error).startswith("DataLoader timed out"):

@@ -18,27 +18,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from toolkit.data.readers.raw import Reading
-from toolkit.deploy.serving.requests import (
-    Columns,
-    Limits,
-    Refusal,
-    check_lengths,
-    checked_table,
-    rows_of_form,
-    rows_of_json,
-    too_long,
-)  # fmt: skip
+from toolkit.deploy.serving.requests import Columns, Limits, Refusal, checked_table, rows_of_form, rows_of_json
 from toolkit.deploy.serving.schema import Served, health_schema, page, predict_schema
 from toolkit.deploy.serving.worker import FAILED, Worker
 from toolkit.system.environment import versions
-from toolkit.system.limits import usable_cores
+from toolkit.system.limits import give_back_freed, usable_cores
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive
 
-    from toolkit.data.table import Table
     from toolkit.deploy.trained import TrainedRun
 
+LARGE = 2**19
+"""Bytes of a request from which the memory that it has taken is given back, once it has been answered for sure."""
 FORM = "multipart/form-data"
 CHECKERS = 4
 """Largest number of threads that check rows, of which some decode images."""
@@ -73,9 +65,10 @@ class Service:
 
     async def predict(self, request: Request) -> Response:
         """Answers the rows of a request."""
+        if int(request.headers.get("content-length", LARGE)) >= LARGE:  # or of unknown length
+            asyncio.get_running_loop().call_later(2 * self.limits.timeout, give_back_freed)
         with self._place():
-            longest = None if self.columns.files else JSON_BYTES * self.limits.max_chars
-            request = Request(request.scope, _limited(request, self.limits, longest))
+            request = Request(request.scope, _limited(request, self.limits))
             read = await _in_time(self._received(request), self.limits.timeout, 408, "the request was not received")
             answers = await self._answers(read)
         return _json(200, {"predictions": answers})
@@ -133,13 +126,10 @@ class Service:
     async def _answers(self, read: Read) -> list[dict[str, Any]]:
         return await _in_time(self._predicted(read), self.limits.timeout, 504, "the rows were not answered")
 
-    def _checked(self, read: Read) -> Table:
-        rows = read()
-        check_lengths(rows, self.columns, self.limits)
-        return checked_table(rows, self.columns, self._reading)
-
     async def _predicted(self, read: Read) -> list[dict[str, Any]]:
-        table = await asyncio.get_running_loop().run_in_executor(self._checkers, self._checked, read)
+        table = await asyncio.get_running_loop().run_in_executor(
+            self._checkers, lambda: checked_table(read(), self.columns, self._reading, self.limits)
+        )
         records = await asyncio.wrap_future(self.worker.submit(table).done)
         return [self.run.task.answer(record) for record in records]
 
@@ -211,17 +201,9 @@ async def _parts(request: Request, limits: Limits) -> list[tuple[str, Any]]:
         raise Refusal(400, f"the form cannot be read: {error.detail}") from error
 
 
-JSON_BYTES = 6
-"""Most bytes of a character in JSON, as in `\\u00e9`."""
-
-
-def _limited(request: Request, limits: Limits, longest: int | None) -> Receive:
-    """Returns a request's `receive` with a limit for the body; rejects a known length above it.
-
-    `longest` bounds the bytes between two quotation marks, so that a text that is too long is not received and parsed;
-    None is for bodies with files.
-    """
-    receive, received, unquoted = request.receive, 0, 0
+def _limited(request: Request, limits: Limits) -> Receive:
+    """Returns a request's `receive` with a limit for the body; rejects a known length above it."""
+    receive, received = request.receive, 0
     over = Refusal(
         413, f"the body is larger than {limits.max_body_mb:g} MB; send several requests, or raise --max-body-mb"
     )
@@ -229,15 +211,11 @@ def _limited(request: Request, limits: Limits, longest: int | None) -> Receive:
         raise over
 
     async def limited() -> Message:
-        nonlocal received, unquoted
+        nonlocal received
         message = await receive()
-        body = message.get("body", b"")
-        received, quote = received + len(body), body.rfind(b'"')
+        received += len(message.get("body", b""))
         if received > limits.max_body:
             raise over
-        unquoted = unquoted + len(body) if quote < 0 else len(body) - quote
-        if longest is not None and unquoted > longest:
-            raise too_long(limits)
         return message
 
     return limited

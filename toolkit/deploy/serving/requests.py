@@ -62,7 +62,7 @@ class Limits:
     """The limits of a server."""
 
     max_rows: int = 256  # rows of a request
-    max_chars: int = 100_000  # characters of a row's texts
+    max_chars: int = 1_000_000  # characters of a request's texts
     max_body_mb: float = 32.0  # size of a request's body, in megabytes
     max_queue: int = 128  # requests that are being received or wait for their answers; further ones are rejected
     timeout: float = 60.0  # seconds in which a request is received, and then answered
@@ -118,20 +118,6 @@ class Columns:
         return [name for name, column in self.given.items() if column.file]
 
 
-def too_long(limits: Limits, row: int | None = None) -> Refusal:
-    """Returns the refusal of a request for the length of a row's texts."""
-    where = "a text" if row is None else f"row {row}"
-    most = f"{limits.max_chars:,} characters"
-    return Refusal(413, f"{where} has more than {most}; send shorter texts, or raise --max-chars")
-
-
-def check_lengths(rows: Sequence[Mapping[str, Any]], columns: Columns, limits: Limits) -> None:
-    """Rejects rows with more text than `limits`, before it is tokenised; files are bounded by the body."""
-    for number, row in enumerate(rows, start=1):
-        if sum(_length(value) for name, value in row.items() if name not in columns.files) > limits.max_chars:
-            raise too_long(limits, number)
-
-
 def _length(value: Any) -> int:
     if isinstance(value, Mapping):
         return sum(map(_length, value.values()))
@@ -178,10 +164,14 @@ def rows_of_form(parts: Iterable[tuple[str, Any]], columns: Columns, limits: Lim
     return rows
 
 
-def checked_table(rows: Sequence[dict[str, Any]], columns: Columns, reading: Reading) -> Table:
+def checked_table(rows: Sequence[dict[str, Any]], columns: Columns, reading: Reading, limits: Limits) -> Table:
     """Checks the rows of a request, whose files are base64 or `(name, content)`; rejects them if any is unusable."""
     from toolkit.data.table import exclusions, read_given
 
+    texts = (value for row in rows for name, value in row.items() if name not in columns.files)
+    if sum(map(_length, texts)) > limits.max_chars:  # before they are tokenised; files are bounded by the body
+        most = f"{limits.max_chars:,} characters"
+        raise Refusal(413, f"the rows have more than {most}; send fewer or shorter ones, or raise --max-chars")
     problems: list[Problem] = []
     held = {number: _with_files(row, number, columns, problems) for number, row in enumerate(rows, start=1)}
     for problem in problems:
