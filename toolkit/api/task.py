@@ -190,6 +190,11 @@ class Task(ABC):
         labels = batch["labels"]
         return (~labels.isnan() if labels.is_floating_point() else labels != IGNORE_INDEX).sum()
 
+    def read_columns(self) -> dict[str, Column]:
+        """Returns the columns that the task reads with its options and, once it has learned it, its state."""
+        options = getattr(self, "options", None)
+        return {name: column for name, column in self.columns.items() if column.used(options)}
+
     def learn(self, rows: datasets.Dataset) -> None:
         """Fills `state` from training rows.
 

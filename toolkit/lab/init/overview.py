@@ -14,7 +14,7 @@ from toolkit.base.console import shorten
 from toolkit.config.keys import to_yaml
 from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
-from toolkit.data.columns import used_columns
+from toolkit.data.columns import roles, used_columns
 from toolkit.data.loading import CheckedRows, check_rows
 from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import hub_rows, load_hub
@@ -116,11 +116,11 @@ def _table(*columns: str, numbers: Sequence[str] = ()) -> Table:
 
 
 def _columns(cfg: Config, task: Task, profile: Profile) -> Table:
-    roles = {cfg.data.columns.get(name, name): name for name in used_columns(task)}
+    used = roles(task, cfg.data.columns)
     table = _table("column", "used as", "type", "empty", "different", "example", numbers=("empty", "different"))
     for column in profile.columns.values():
         example = shorten(str(column.values[0])) if column.values else ""
-        cells = shorten(column.name, NAME), shorten(roles.get(column.name, ""), NAME), column.kind
+        cells = shorten(column.name, NAME), shorten(used.get(column.name, ""), NAME), column.kind
         table.add_row(*map(_plain, (*cells, f"{column.empty:,}", f"{len(column.counts):,}", example)))
     if profile.sampled < profile.total:
         table.caption = f"of {profile.sampled:,} evenly spaced rows"
