@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
 from operator import add
@@ -19,6 +19,7 @@ from pydantic import Field
 from toolkit import modalities
 from toolkit.api.batch import Batch, Description, EvalData, ModelOutput, Omission, Predictions, Processor, Record, Row
 from toolkit.api.task import Task
+from toolkit.base.errors import DataError
 from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from toolkit.document.blocks import Section
     from toolkit.metrics.score import Quality
 
-MODALITY_SETTINGS = {"max_length": ("text",), "image": ("image",), "audio": ("audio",)}
+PAIR = "text_pair"
+"""The column of second texts, by the tokenizers' name."""
+MODALITY_SETTINGS = {"max_length": ("text",), "truncation": ("text",), "image": ("image",), "audio": ("audio",)}
 """Settings that only one modality uses."""
 PROBLEM_SETTINGS = {
     "class_weights": ("single_label_classification",),
@@ -67,7 +70,10 @@ class ReviewsOptions:
     )
     """Type of prediction: one class, any number of labels, or one or several numbers."""
     max_length: Annotated[int, Field(ge=8)] = 256
-    """Maximum number of tokens per text; longer texts are truncated, and their number is reported."""
+    """Maximum number of tokens per text or pair of texts; longer ones are truncated, and their number is reported."""
+    truncation: Literal["longest_first", "only_first", "only_second"] = "longest_first"
+    """Which text of a pair (`data.columns.text_pair`) is truncated: `longest_first` takes tokens from the longer one
+    until the pair fits, `only_first` and `only_second` keep the other one whole."""
     labels: list[str] | None = None
     """Label names in the order of their ids (for regression: names of the targets); null uses those of the training
     rows, sorted. Rows with other labels are bad rows."""
@@ -119,9 +125,8 @@ def _input(name: str, help: str) -> Column:
     return Column(help, file=name != "text", used=used)
 
 
-def _part(help: str) -> Column:
-    used: Callable[[Any], bool] = lambda options: options is None or options.modality == "audio"  # noqa: E731
-    return Column(help, required=False, used=used)
+def _optional(name: str, help: str) -> Column:
+    return replace(_input(name, help), required=False, file=False)
 
 
 def _parts(batch: Batch) -> list[tuple[Any, ...]]:
@@ -145,10 +150,11 @@ class Reviews(Task):
     Options: ClassVar[type] = ReviewsOptions
     columns: ClassVar[Mapping[str, Column]] = {
         "text": _input("text", "the review"),
+        PAIR: _optional("text", "a second text, for pairs of texts"),
         "image": _input("image", "the image's file"),
         "audio": _input("audio", "the audio file"),
-        "start": _part("where the clip begins in the audio file, in seconds"),
-        "end": _part("where it ends"),
+        "start": _optional("audio", "where the clip begins in the audio file, in seconds"),
+        "end": _optional("audio", "where it ends"),
         "label": Column("the name of its class, its labels or its numbers", label=True),
     }
 
@@ -161,6 +167,7 @@ class Reviews(Task):
 
         super().__init__(cfg)
         self.modality: str = self.options.modality
+        self.cfg = cfg
         self.head = HEADS[self.options.problem_type](self.options)
         self.state, self.best_metric, self.error_name = self.head.state, self.head.best_metric, self.head.error_name
         self.answer_columns = self.head.answer_columns
@@ -181,7 +188,21 @@ class Reviews(Task):
         from datasets import Features, List, Value
 
         labels = {"label": self.head.feature(), "renamed": List(Value("string"))}
-        return Features({self.modality: self.inputs.feature()} | labels)
+        names = [self.modality, PAIR] if self.modality == "text" else [self.modality]
+        return Features({name: self.inputs.feature() for name in names} | labels)
+
+    def read_columns(self) -> dict[str, Column]:
+        columns = super().read_columns()
+        if PAIR in columns and self.pairs is not None:  # all rows have a second text, or none
+            second = columns.pop(PAIR)
+            pair = {PAIR: replace(second, required=True)} if self.pairs else {}
+            columns = {"text": columns.pop("text"), **pair, **columns}
+        return columns
+
+    @property
+    def pairs(self) -> bool | None:
+        """Whether rows have a second text; None if neither the settings nor training rows have said so."""
+        return self.state.get(PAIR, PAIR in self.cfg.data.columns or None)
 
     def check_row(self, row: Row, labelled: bool) -> Row:
         # The label first: decoding an image takes longer.
@@ -190,7 +211,11 @@ class Reviews(Task):
         if self.modality == "audio":
             value = {**value, "start": row.get("start"), "end": row.get("end")}
         renamed = self.head.renamed(row["label"]) if labelled else []
-        return {self.modality: self.inputs.check(value, self.options), "label": label, "renamed": renamed}
+        checked = {self.modality: self.inputs.check(value, self.options)}
+        if self.modality == "text":
+            second = row.get(PAIR)
+            checked[PAIR] = self.inputs.check(second, self.options) if str(second or "").strip() else None
+        return checked | {"label": label, "renamed": renamed}
 
     def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
         given = rows["renamed"][:]
@@ -201,6 +226,17 @@ class Reviews(Task):
 
     def learn(self, rows: datasets.Dataset) -> None:
         self.head.learn(rows["label"][:])
+        if self.modality != "text":
+            return
+        without = sum(text is None for text in rows[PAIR][:])
+        if 0 < without < len(rows):
+            raise DataError(
+                f"data: {without:,} of {len(rows):,} training rows have no second text (column {PAIR!r}); all have "
+                f"one, or none. Rows without one are bad rows with data.columns.{PAIR}={PAIR}."
+            )
+        if without and self.options.truncation != "longest_first":
+            raise DataError(f"task.truncation: has no effect, because no row has a second text (data.columns.{PAIR})")
+        self.state[PAIR] = not without
 
     def label_counts(self, rows: datasets.Dataset) -> dict[str, int]:
         return self.head.counts(rows["label"][:])
@@ -218,6 +254,10 @@ class Reviews(Task):
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
         targets = [self.head.target(label if labelled else None) for label in rows["label"]]
+        if self.pairs:
+            from toolkit.modalities import text
+
+            return text.encode(processor, self.options, rows["text"], rows[PAIR]) | {"label": targets}
         return self.inputs.preprocess(rows[self.modality], processor, self.options) | {"label": targets}
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
@@ -272,7 +312,9 @@ class Reviews(Task):
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
         def records() -> Iterator[Record]:
             for row, scores in zip(data.rows, predictions["scores"], strict=True):
-                yield {self.modality: self.inputs.shown(row[self.modality]), **self.head.record(scores, row["label"])}
+                second = {PAIR: row[PAIR]} if self.pairs else {}
+                shown = {self.modality: self.inputs.shown(row[self.modality]), **second}
+                yield shown | self.head.record(scores, row["label"])
 
         return LazyRecords(records)
 
@@ -290,7 +332,9 @@ class Reviews(Task):
         answers = ["prediction", "score"] if self.head.has_classes else ["prediction"]
         several = [f"prediction_{name}" for name in numbers] if len(numbers) > 1 else answers
         scales = self.state.get("scales") or {}
-        return {"single": self.head.has_classes, "numbers": numbers, "answers": several, "scales": scales}
+        return {"single": self.head.has_classes, "numbers": numbers, "answers": several, "scales": scales} | {
+            "pair": bool(self.pairs)
+        }
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         return self.head.quality(predictions["scores"], _targets(data))
@@ -300,10 +344,13 @@ class Reviews(Task):
     ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
         from toolkit.tasks.baselines import of_head
 
-        return of_head(self.head, "text" if self.modality == "text" else None, train, sets)
+        columns = ["text", PAIR] if self.pairs else ["text"]
+        return of_head(self.head, columns if self.modality == "text" else [], train, sets)
 
     def describe(self, record: Record) -> Description:
-        return Description(record[self.modality], *self.head.describe(record))
+        return Description(
+            " / ".join(record[name] for name in (self.modality, PAIR) if name in record), *self.head.describe(record)
+        )
 
     def thumbnail(self, row: Row) -> bytes | None:
         return self.inputs.thumbnail(row[self.modality], self.options)

@@ -215,7 +215,8 @@ class Task(ABC):
         """
         schema = self.schema()
         names = [name for name, column in self.columns.items() if not column.label and name in schema]
-        return chain.from_iterable(rows[name] for name in names if getattr(schema[name], "dtype", None) == "string")
+        texts = chain.from_iterable(rows[name] for name in names if getattr(schema[name], "dtype", None) == "string")
+        return (text for text in texts if text is not None)
 
     def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
         """Returns notes for the user about checked rows and their feature rows, as sentences without the set's name."""

@@ -90,12 +90,12 @@ def columns_for(file: str, task: Task, columns: Mapping[str, str], reading: Read
     if is_files(file) or len(present) != 1 or len(inputs) != 1 or len(present[0]) > LONG_NAME:
         return columns
     ((name, column),) = inputs.items()
-    if is_template(columns.get(name, "")):
+    if is_template(given := columns.get(name, name)):
         return columns
     held = [each for each in trained if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", present[0])]
-    if present[0] not in trained and (held or any(each in present[0] for each in DELIMITERS)):
+    if present[0] not in parts_of(given) and (held or any(each in present[0] for each in DELIMITERS)):
         return columns  # a line that was not divided, or another column
-    if present[0] not in (name, *trained):
+    if present[0] not in (name, *parts_of(given)):
         say(f"{file}: its only column, {present[0]!r}, is read as {name!r} ({column.help})")
     return {**columns, name: escaped(present[0])}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import BadRow, Omission
 from toolkit.api.task import limits_of
-from toolkit.base.errors import InputError, pretrained_error
+from toolkit.base.errors import DataError, InputError, pretrained_error
 from toolkit.config.sections import ModelConfig
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Tokenises texts or pairs of texts, truncated to the task's limit of `input`.
+    """Tokenises texts or pairs of texts, truncated to the task's limit of `input`; pairs as its `truncation` says.
 
     Args:
         tokenizer: a fast tokenizer.
@@ -296,9 +296,20 @@ def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[st
 
     Raises:
         TypeError: if the options do not name a limit of `input`.
+        DataError: if a text that `truncation` does not allow to truncate is too long.
     """
-    encoded = tokenizer(*map(list, texts), truncation=True, max_length=_longest_input(options))
-    forget_truncation(tokenizer)
+    limit, truncation = _longest_input(options), getattr(options, "truncation", None) if len(texts) > 1 else None
+    try:
+        encoded = tokenizer(*map(list, texts), truncation=truncation or True, max_length=limit)
+    except Exception as error:  # the library has no class of its own for this
+        if "Truncation error" not in str(error):
+            raise
+        raise DataError(
+            f"task.truncation={truncation}: the other text of a pair alone has more tokens than {limit}; "
+            "use longest_first, or raise the limit"
+        ) from error
+    finally:
+        forget_truncation(tokenizer)
     columns = {name: encoded[name] for name in MODEL_INPUTS if name in encoded}
     return columns | {
         "length": [len(ids) for ids in columns["input_ids"]],
