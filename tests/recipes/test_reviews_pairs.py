@@ -11,11 +11,15 @@ import torch
 import transformers
 from commands import run_command
 from exports import assert_equal_answers, exported, exported_as, write_rows
+from fastapi.testclient import TestClient
 from runs import BY_SPLIT, SGD, assert_splits_agree, lines, predictions, train, weights
 from tolerances import FLOAT64, float32_tolerance
 from torch.nn.functional import cross_entropy
 
 from toolkit.base.errors import ConfigError, DataError
+from toolkit.deploy.demo import validation_examples
+from toolkit.deploy.serving.app import build
+from toolkit.deploy.serving.requests import Limits
 from toolkit.deploy.trained import load
 
 WORDS = ["does", "it", "rain", "in", "may", "the", "sun", "shines", "on", "hay", "and", "rye", "grows"]
@@ -194,6 +198,30 @@ def test_exports_answer_as_predict_does(finished, tmp_path):
     file = write_rows(tmp_path / "new.csv", given)
     for folder in (exported(finished, tmp_path), exported_as(finished, "onnx", tmp_path)[0]):
         assert_equal_answers(finished, folder, file, float32_tolerance())
+
+
+def test_requests_have_both_texts(finished):
+    run = load(finished)
+    row = {name: rows(2)[1][name] for name in ("text", "text_pair")}
+    with TestClient(build(run, "run", Limits())) as server:
+        found = server.post("/predict", json={"rows": [row]}).json()["predictions"]
+        assert found[0]["score"] == pytest.approx(max(run.predict([row])[0]["scores"].values()), abs=1e-6)
+        lacking = server.post("/predict", json={"rows": [{"text": "rain"}]})
+        assert [each["column"] for each in lacking.json()["problems"]] == ["text_pair"]
+    assert [each["text_pair"] for each in validation_examples(run, Path())] == [
+        rows(24)[place * 23 // 6]["text_pair"] for place in range(6)
+    ]
+
+
+def test_the_doctor_measures_pairs_as_one_input(tmp_path, capsys):
+    file = write_rows(tmp_path / "rows.csv", rows(24))
+    settings = ["recipes/reviews.py", "--config", "recipes/configs/reviews/smoke.yaml", f"data.train_file={file}"]
+    limit = ("data.validation_file=null", "task.max_length=16", "--output", tmp_path / "doctor")
+    assert run_command("doctor", *settings, *limit) == 0
+    found = json.loads((tmp_path / "doctor/doctor.json").read_text())
+    both = next(each for each in found["histograms"] if each["name"] == "text and text_pair")
+    assert (both["option"], both["limit"]) == ("task.max_length", 16)
+    assert both["share_cut"] > 0.2
 
 
 def test_a_row_without_a_second_text_is_a_bad_row(tmp_path):

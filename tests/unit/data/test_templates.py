@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 from commands import run_command
 from exports import assert_equal_answers, exported, exported_as, script_answers, toolkit_answers, write_rows
+from fastapi.testclient import TestClient
 from runs import predictions, train
 from tolerances import float32_tolerance
 
 from toolkit.base.errors import ConfigError, DataError
 from toolkit.config.templates import fill
+from toolkit.deploy.demo import row_of, validation_examples
+from toolkit.deploy.serving.app import build
+from toolkit.deploy.serving.requests import Columns, Limits
 from toolkit.deploy.trained import load
 from toolkit.recipe import load_settings, load_task_type
 
@@ -92,6 +96,36 @@ def test_texts_of_the_command_line_are_columns_or_objects(finished, capsys):
     for wrong in ('{"titel": "Hoe", "body": "", "price": ""}', "Hoe", '{"title": "Hoe"}', "{title"):
         assert run_command("predict", finished, "--input-text", wrong) == 2
         assert "body" in capsys.readouterr().err
+
+
+def test_requests_and_the_page_take_the_columns(finished, tmp_path):
+    run = load(finished)
+    row = {"title": "Hoe", "body": None, "price": 3}
+    expected = run.predict([row])
+    with TestClient(build(run, "run", Limits())) as server:
+        found = server.post("/predict", json={"rows": [row]})
+        assert [each["prediction"] for each in found.json()["predictions"]] == [expected[0]["prediction"]]
+        assert found.json()["predictions"][0]["score"] == pytest.approx(max(expected[0]["scores"].values()), abs=1e-6)
+        schema = server.get("/openapi.json").json()["paths"]["/predict"]["post"]["requestBody"]["content"]
+        items = schema["application/json"]["schema"]["properties"]["rows"]["items"]
+        assert list(items["properties"]) == items["required"] == ["title", "body", "price"]
+        lacking = server.post("/predict", json={"rows": [{"title": "Hoe", "pric": 3}]})
+        assert lacking.status_code == 422
+        problems = [(each["column"], each["reason"]) for each in lacking.json()["problems"]]
+        assert [column for column, _ in problems] == ["body", "price"]
+        assert "did you mean 'pric'?" in problems[1][1]
+        empty = server.post("/predict", json={"rows": [dict.fromkeys(row)]}).json()
+        assert empty["problems"][0]["reason"] == "columns 'title', 'body' and 'price' are empty"
+    columns = Columns(run.task, run.cfg.data.columns)
+    assert row_of(columns, {"title": "Hoe", "body": "", "price": "3"}) == {"title": "Hoe", "body": None, "price": "3"}
+    examples = validation_examples(run, tmp_path)
+    assert examples[0] == {name: rows(9)[0][name] for name in ("title", "body", "price")}
+    assert {each["title"] for each in examples} <= {row["title"] for row in rows(9)}
+
+
+def test_a_template_takes_text_and_numbers(finished):
+    with pytest.raises(DataError, match="column 'body' holds list; templates take text and numbers"):
+        load(finished).predict([{"title": "Hoe", "body": ["a"], "price": 1.5}])
 
 
 def test_rows_without_any_value_are_empty_texts(finished, tmp_path, capsys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -168,7 +168,14 @@ def _texts(task: Task, rows: CheckedRows) -> dict[str, list[str]]:
             texts = [text for text in train[name][:] if text]
             if texts and median(len(text.split()) for text in texts) > 1:
                 found[name] = texts
-    return found
+    return found | pairs_of(train, found)
+
+
+def pairs_of(rows: datasets.Dataset, columns: Collection[str]) -> dict[str, list[str]]:
+    """Returns the texts of pairs, which one limit truncates, by a name for both; nothing if rows have one text."""
+    if not {*PAIR} <= {*columns}:
+        return {}
+    return {" and ".join(PAIR): [" ".join(texts) for texts in zip(*(rows[name][:] for name in PAIR), strict=True)]}
 
 
 def _lengths(cfg: Config, task: Task, texts: Mapping[str, Sequence[str]]) -> Iterator[RenderableType]:
@@ -193,11 +200,15 @@ def _summary(lengths: Sequence[int]) -> list[str]:
     return [f"{number:,.0f}" for number in (median(lengths), quantile(lengths, COVERED), max(lengths))]
 
 
+PAIR = ("text", "text_pair")
+"""The columns of a pair of texts, by the tokenizers' names."""
+
+
 def limit_of(task: Task, column: str, texts: Sequence[str]) -> str | None:
     """Returns the option that truncates one of the columns of `texts`; None if there is none."""
     limits = limits_of(task.options)
     sides = {getattr(task, side, None): side for side in ("source", "target")}  # of sequence-to-sequence tasks
-    alone = len(texts) == 1 and not task.has("regroup")
+    alone = (len(texts) == 1 or column == " and ".join(PAIR)) and not task.has("regroup")
     return limits.get(column) or limits.get(sides.get(column, "input" if alone else ""))
 
 
