@@ -6,12 +6,14 @@ import json
 from functools import partial
 from pathlib import Path
 
+import pair_runs
 import pytest
 import torch
 import transformers
 from commands import run_command
 from exports import assert_equal_answers, exported, exported_as, write_rows
 from fastapi.testclient import TestClient
+from launching import fork
 from runs import BY_SPLIT, SGD, assert_splits_agree, lines, predictions, train, weights
 from tolerances import FLOAT64, float32_tolerance
 from torch.nn.functional import cross_entropy
@@ -136,6 +138,19 @@ def test_pairs_are_trained_as_a_plain_loop_trains_them(family, tmp_path):
             assert torch.allclose(value, expected[key], rtol=FLOAT64, atol=FLOAT64), (name, key)
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
+def test_two_processes_train_pairs_as_a_plain_loop_does(engine, tmp_path):
+    model = saved("bert", tmp_path)
+    batch = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=3", f"engine={engine}")
+    settings = [*PLAIN, *batch, *data_of(tmp_path), f"model.name_or_path={model}", "train.fast_dropout=false"]
+    fork([Path(pair_runs.__file__), tmp_path / "run", *settings], 2)
+    found, expected = weights(tmp_path / "run"), plain_loop(model, "longest_first")
+    assert json.loads((tmp_path / "run/run.json").read_text())["num_processes"] == 2
+    for key, value in found.items():
+        assert torch.allclose(value, expected[key], rtol=FLOAT64, atol=FLOAT64), key
+
+
 @pytest.mark.parametrize("truncation", ["only_first", "only_second"])
 def test_the_other_text_stays_whole(truncation, tmp_path):
     short = {"only_first": "text_pair", "only_second": "text"}[truncation]
@@ -191,6 +206,7 @@ def test_predictions_name_both_texts(finished, capsys, tmp_path):
     assert "no column 'text_pair'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_exports_answer_as_predict_does(finished, tmp_path):
     given = [{name: row[name] for name in ("text", "text_pair")} for row in rows(7)] + [
         {"text": "rain", "text_pair": " "}
@@ -254,6 +270,7 @@ def test_a_second_text_that_training_lacks_is_not_read_silently(tmp_path, caplog
         train("reviews/smoke_image", tmp_path / "image", "task.truncation=only_first")
 
 
+@pytest.mark.slow
 def test_baselines_read_both_texts(finished, tmp_path, capsys):
     settings = ["recipes/reviews.py", "--config", "recipes/configs/reviews/smoke_pair.yaml", "--no-model"]
     assert run_command("baseline", *settings, "--output", tmp_path / "baseline", "train.max_steps=1") == 0

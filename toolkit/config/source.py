@@ -290,8 +290,8 @@ def _syntax(error: Exception, text: str) -> tuple[str, str]:
     if isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        line = text.split("\n")[mark.line : mark.line + 1] if mark else []
-        quote = "put quotes around text with braces" if re.search(r":\s+\{", "".join(line)) else ""
+        shown = text.split("\n")[mark.line : mark.line + 1] if mark else []
+        quote = "put quotes around text with braces" if re.search(r":\s+\{", "".join(shown)) else ""
         return place, ", ".join(part for part in (error.context, error.problem, quote) if part)
     if isinstance(error, RecursionError):
         return "", "nested too deeply"

@@ -131,13 +131,13 @@ def _several(texts: Sequence[str], names: list[str], meant: Mapping[str, str]) -
     rows: list[dict[str, Any]] = []
     for given in texts:
         name, equals, text = given.partition("=")
-        values: Any = {name: text} if equals else None
+        values: Any = {name: text} if equals else {}
         is_row = given.lstrip().startswith("{")
         if is_row:
             with suppress(ValueError, RecursionError):
                 values = json.loads(given)
-        read = {name if name in names else meant.get(name): value for name, value in dict(values or {}).items()}
-        if not read or not read.keys() <= {*names}:
+        read = {each if each in names else meant.get(each, ""): value for each, value in values.items()}
+        if not read or len(read) < len(values) or not read.keys() <= {*names}:
             example = " ".join(f'--input-text {each}="..."' for each in names)
             raise InputError(f"--input-text: received {given!r}, but a row has {join(names, 'and')}: {example}")
         if is_row or not rows or read.keys() & rows[-1].keys():

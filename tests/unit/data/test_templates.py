@@ -64,6 +64,7 @@ def test_a_run_reads_the_joined_text(finished):
     assert [record["text"] for record in predictions(finished)] == list(map(expected, rows(9)))
 
 
+@pytest.mark.slow
 def test_files_rows_and_exports_take_the_columns(finished, tmp_path):
     given = [{name: row[name] for name in ("price", "title", "body")} for row in rows(7)] + [
         {"price": "1 &amp; 2", "title": 'Ü, "quoted"', "body": "two\nlines"}
