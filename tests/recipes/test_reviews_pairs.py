@@ -18,7 +18,7 @@ from runs import BY_SPLIT, SGD, assert_splits_agree, lines, predictions, train, 
 from tolerances import FLOAT64, float32_tolerance
 from torch.nn.functional import cross_entropy
 
-from toolkit.base.errors import ConfigError, DataError
+from toolkit.base.errors import ConfigError, DataError, InputError
 from toolkit.deploy.demo import validation_examples
 from toolkit.deploy.serving.app import build
 from toolkit.deploy.serving.requests import Limits
@@ -238,6 +238,20 @@ def test_the_doctor_measures_pairs_as_one_input(tmp_path, capsys):
     both = next(each for each in found["histograms"] if each["name"] == "text and text_pair")
     assert (both["option"], both["limit"]) == ("task.max_length", 16)
     assert both["share_cut"] > 0.2
+
+
+def test_a_tokenizer_without_a_separator_is_an_error(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    own = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["[PAD]", "[UNK]", *WORDS])}, unk_token="[UNK]"))
+    own.pre_tokenizer = pre_tokenizers.Whitespace()
+    model = saved("bert", tmp_path)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=own, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(
+        model
+    )
+    with pytest.raises(InputError, match=r"puts nothing between the texts of a pair.*join them by a template"):
+        train("reviews", tmp_path / "run", *PLAIN, *data_of(tmp_path), f"model.name_or_path={model}")
+    assert not (tmp_path / "run/model").exists()
 
 
 def test_a_row_without_a_second_text_is_a_bad_row(tmp_path):

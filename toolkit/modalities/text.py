@@ -297,7 +297,14 @@ def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[st
     Raises:
         TypeError: if the options do not name a limit of `input`.
         DataError: if a text that `truncation` does not allow to truncate is too long.
+        InputError: if the tokenizer puts nothing between the texts of a pair.
     """
+    special = tokenizer.num_special_tokens_to_add
+    if len(texts) > 1 and special(pair=True) == special(pair=False):
+        raise InputError(
+            "model.name_or_path: the tokenizer puts nothing between the texts of a pair, as GPT-2's; join them by a "
+            'template instead: data.columns.text: "{first}\\n{second}"'
+        )
     limit, truncation = _longest_input(options), getattr(options, "truncation", None) if len(texts) > 1 else None
     try:
         encoded = tokenizer(*map(list, texts), truncation=truncation or True, max_length=limit)
