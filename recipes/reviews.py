@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
 from operator import add
@@ -31,6 +31,7 @@ from toolkit.api.batch import (
     Row,
 )
 from toolkit.api.task import Task
+from toolkit.base.errors import DataError
 from toolkit.config.fields import Column
 from toolkit.config.messages import did_you_mean
 from toolkit.config.problems import unused_options
@@ -54,7 +55,11 @@ if TYPE_CHECKING:
     from toolkit.document.blocks import Section
     from toolkit.metrics.score import Quality
 
-MODALITY_SETTINGS = {"max_length": ("text",), "long_texts": ("text",), "image": ("image",), "audio": ("audio",)}
+PAIR = "text_pair"
+"""The column of second texts, by the tokenizers' name."""
+MODALITY_SETTINGS = {
+    "max_length": ("text",), "long_texts": ("text",), "truncation": ("text",), "image": ("image",), "audio": ("audio",),
+}  # fmt: skip
 """Settings that only one modality uses."""
 WINDOW_SETTINGS = {"doc_stride": ("windows",), "pooling": ("windows",)}
 """Settings that only texts in windows use."""
@@ -83,7 +88,10 @@ class ReviewsOptions:
     )
     """Type of prediction: one class, any number of labels, or one or several numbers."""
     max_length: Annotated[int, Field(ge=8)] = 256
-    """Maximum number of tokens per text or window; how many texts are longer is reported."""
+    """Maximum number of tokens per text, pair of texts or window; how many texts are longer is reported."""
+    truncation: Literal["longest_first", "only_first", "only_second"] = "longest_first"
+    """Which text of a pair (`data.columns.text_pair`) is truncated or read in windows: `longest_first` takes tokens of
+    the longer one until the pair fits, `only_first` and `only_second` keep the other one whole."""
     long_texts: Literal["truncate", "windows"] = "truncate"
     """What to do with longer texts: truncate them, or read all of each in overlapping windows, whose logits are pooled
     to those of the row."""
@@ -160,9 +168,8 @@ def _input(name: str, help: str) -> Column:
     return Column(help, file=name != "text", used=used)
 
 
-def _part(help: str) -> Column:
-    used: Callable[[Any], bool] = lambda options: options is None or options.modality == "audio"  # noqa: E731
-    return Column(help, required=False, used=used)
+def _optional(name: str, help: str) -> Column:
+    return replace(_input(name, help), required=False, file=False)
 
 
 def _parts(batch: Batch) -> list[tuple[Any, ...]]:
@@ -198,10 +205,11 @@ class Reviews(Task):
     Options: ClassVar[type] = ReviewsOptions
     columns: ClassVar[Mapping[str, Column]] = {
         "text": _input("text", "the review"),
+        PAIR: _optional("text", "a second text, for pairs of texts"),
         "image": _input("image", "the image's file"),
         "audio": _input("audio", "the audio file"),
-        "start": _part("where the clip begins in the audio file, in seconds"),
-        "end": _part("where it ends"),
+        "start": _optional("audio", "where the clip begins in the audio file, in seconds"),
+        "end": _optional("audio", "where it ends"),
         "label": Column("the name of its class, its labels or its numbers", label=True),
         "weight": Column("by how much the row counts in the loss", label=True, required=False, opt_in=True),
     }
@@ -215,6 +223,7 @@ class Reviews(Task):
 
         super().__init__(cfg)
         self.modality: str = self.options.modality
+        self.cfg = cfg
         self.head = HEADS[self.options.problem_type](self.options)
         self.state, self.best_metric, self.error_name = self.head.state, self.head.best_metric, self.head.error_name
         self.answer_columns = self.head.answer_columns
@@ -236,7 +245,21 @@ class Reviews(Task):
 
         labels = {"label": self.head.feature(), "renamed": List(Value("string"))}
         weight = {"weight": Value("float64")} if "weight" in self.columns else {}
-        return Features({self.modality: self.inputs.feature()} | labels | weight)
+        names = [self.modality, PAIR] if self.modality == "text" else [self.modality]
+        return Features({name: self.inputs.feature() for name in names} | labels | weight)
+
+    def read_columns(self) -> dict[str, Column]:
+        columns = super().read_columns()
+        if PAIR in columns and self.pairs is not None:  # all rows have a second text, or none
+            second = columns.pop(PAIR)
+            pair = {PAIR: replace(second, required=True)} if self.pairs else {}
+            columns = {"text": columns.pop("text"), **pair, **columns}
+        return columns
+
+    @property
+    def pairs(self) -> bool | None:
+        """Whether rows have a second text; None if neither the settings nor training rows have said so."""
+        return self.state.get(PAIR, PAIR in self.cfg.data.columns or None)
 
     def check_row(self, row: Row, labelled: bool) -> Row:
         # The label first: decoding an image takes longer.
@@ -246,6 +269,9 @@ class Reviews(Task):
             value = {**value, "start": row.get("start"), "end": row.get("end")}
         renamed = self.head.renamed(row["label"]) if labelled else []
         checked = {self.modality: self.inputs.check(value, self.options), "label": label, "renamed": renamed}
+        if self.modality == "text":
+            second = row.get(PAIR)
+            checked[PAIR] = self.inputs.check(second, self.options) if str(second or "").strip() else None
         if "weight" in self.columns:
             checked["weight"] = _weight(row.get("weight")) if labelled else 1.0
         return checked
@@ -272,6 +298,22 @@ class Reviews(Task):
 
     def learn(self, rows: datasets.Dataset) -> None:
         self.head.learn(rows["label"][:])
+        if self.modality != "text":
+            return
+        without = sum(text is None for text in rows[PAIR][:])
+        if 0 < without < len(rows):
+            raise DataError(
+                f"data: {without:,} of {len(rows):,} training rows have no second text (column {PAIR!r}); all have "
+                f"one, or none. Rows without one are bad rows with data.columns.{PAIR}={PAIR}."
+            )
+        if without and self.options.truncation != "longest_first":
+            raise DataError(f"task.truncation: has no effect, because no row has a second text (data.columns.{PAIR})")
+        if not without and self.options.long_texts == "windows" and self.options.truncation == "longest_first":
+            raise DataError(
+                "task.truncation: received longest_first, expected only_first or only_second, the text of the pair that"
+                " is read in windows (task.long_texts=windows)"
+            )
+        self.state[PAIR] = not without
 
     def label_counts(self, rows: datasets.Dataset) -> dict[str, int]:
         return self.head.counts(rows["label"][:])
@@ -289,8 +331,12 @@ class Reviews(Task):
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
         targets = [self.head.target(label if labelled else None) for label in rows["label"]]
-        weight = {"weight": rows["weight"]} if "weight" in rows else {}
-        return self.inputs.preprocess(rows[self.modality], processor, self.options) | {"label": targets} | weight
+        own = {"label": targets} | ({"weight": rows["weight"]} if "weight" in rows else {})
+        if self.pairs:
+            from toolkit.modalities import text
+
+            return text.preprocess(rows["text"], processor, self.options, rows[PAIR]) | own
+        return self.inputs.preprocess(rows[self.modality], processor, self.options) | own
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         return self._batch(self.inputs.collate(features, processor, self.options, random), features)
@@ -355,7 +401,9 @@ class Reviews(Task):
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
         def records() -> Iterator[Record]:
             for row, scores in zip(data.rows, predictions["scores"], strict=True):
-                yield {self.modality: self.inputs.shown(row[self.modality]), **self.head.record(scores, row["label"])}
+                second = {PAIR: row[PAIR]} if self.pairs else {}
+                shown = {self.modality: self.inputs.shown(row[self.modality]), **second}
+                yield shown | self.head.record(scores, row["label"])
 
         return LazyRecords(records)
 
@@ -373,9 +421,9 @@ class Reviews(Task):
         answers = ["prediction", "score"] if self.head.has_classes else ["prediction"]
         several = [f"prediction_{name}" for name in numbers] if len(numbers) > 1 else answers
         scales = self.state.get("scales") or {}
-        windows = self.options.long_texts == "windows"
         return {
-            "windows": windows,
+            "windows": self.options.long_texts == "windows",
+            "pair": bool(self.pairs),
             "single": self.head.has_classes,
             "numbers": numbers,
             "answers": several,
@@ -390,10 +438,13 @@ class Reviews(Task):
     ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
         from toolkit.tasks.baselines import of_head
 
-        return of_head(self.head, "text" if self.modality == "text" else None, train, sets)
+        columns = ["text", PAIR] if self.pairs else ["text"]
+        return of_head(self.head, columns if self.modality == "text" else [], train, sets)
 
     def describe(self, record: Record) -> Description:
-        return Description(record[self.modality], *self.head.describe(record))
+        return Description(
+            " / ".join(record[name] for name in (self.modality, PAIR) if name in record), *self.head.describe(record)
+        )
 
     def thumbnail(self, row: Row) -> bytes | None:
         return self.inputs.thumbnail(row[self.modality], self.options)

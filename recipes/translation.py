@@ -13,6 +13,7 @@ from toolkit.api.batch import BadRow, Row
 from toolkit.base.console import shorten
 from toolkit.config.fields import Column
 from toolkit.config.sections import Config
+from toolkit.config.templates import named
 from toolkit.main import main
 from toolkit.metrics.score import Score
 from toolkit.metrics.translation import TRANSLATION, signatures, translation_quality, translation_scores
@@ -72,7 +73,7 @@ class Translation(TextToText):
 
     def _text(self, row: Row, side: Literal["source", "target"]) -> str:
         """Returns one side of a pair, from the mapping if the row has one."""
-        pair, place = row["translation"], f"column {self.cfg.data.columns.get(side, side)!r}"
+        pair, place = row["translation"], named(self.cfg.data.columns.get(side, side))
         value: Any = row[side]
         if pair is not None:
             if not isinstance(pair, dict):

@@ -28,6 +28,11 @@ def reviews(part: str) -> list[str]:
         return sentences(row["text"] for row in csv.DictReader(file))
 
 
+def letters(part: str) -> list[str]:
+    with (DATA / "letters" / f"{part}.csv").open(encoding="utf-8") as file:
+        return sentences(row[name] for row in csv.DictReader(file) for name in ("subject", "body", "reply"))
+
+
 def questions(part: str) -> list[str]:
     data = json.loads((DATA / "qa" / f"{part}.json").read_text("utf-8"))["data"]
     paragraphs = [paragraph for title in data for paragraph in title["paragraphs"]]
@@ -68,6 +73,7 @@ SOURCES = {
     "audio": lambda part: things("audio", part),
     "images": lambda part: things("images", part),
     "language_modeling": prose,
+    "letters": letters,
     "qa": questions,
     "reviews": reviews,
     "summarization": summaries,

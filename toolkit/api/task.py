@@ -194,6 +194,11 @@ class Task(ABC):
         labels = batch["labels"]
         return (~labels.isnan() if labels.is_floating_point() else labels != IGNORE_INDEX).sum()
 
+    def read_columns(self) -> dict[str, Column]:
+        """Returns the columns that the task reads with its options and, once it has learned it, its state."""
+        options = getattr(self, "options", None)
+        return {name: column for name, column in self.columns.items() if column.used(options)}
+
     def learn(self, rows: datasets.Dataset) -> None:
         """Fills `state` from training rows.
 
@@ -214,7 +219,8 @@ class Task(ABC):
         """
         schema = self.schema()
         names = [name for name, column in self.columns.items() if not column.label and name in schema]
-        return chain.from_iterable(rows[name] for name in names if getattr(schema[name], "dtype", None) == "string")
+        texts = chain.from_iterable(rows[name] for name in names if getattr(schema[name], "dtype", None) == "string")
+        return (text for text in texts if text is not None)
 
     def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
         """Returns notes for the user about checked rows and their feature rows, as sentences without the set's name."""

@@ -30,7 +30,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         "--input-text",
         metavar="TEXT",
         action="append",
-        help="a text, or COLUMN=TEXT for several columns; may be repeated",
+        help="a text, or for several columns COLUMN=TEXT or a JSON object; may be repeated",
     )
     named = "INPUT.predictions and the input's format beside it, else .csv; the terminal for texts and single files"
     options.add_output(parser, named)

@@ -23,6 +23,7 @@ from toolkit.config.paths import find_fetched_data, find_shipped_data
 from toolkit.config.problems import Problem, touching
 from toolkit.config.sections import Config, TopLevel
 from toolkit.config.source import Origin, Settings, read_file, read_sections
+from toolkit.config.templates import is_template, template_problem
 
 if TYPE_CHECKING:
     from toolkit.config.fields import Column
@@ -173,14 +174,24 @@ def _accept_single_values(settings: Settings, fields: Mapping[Key, Any]) -> None
 
 def _check_columns(settings: Settings, columns: Mapping[str, Column] | None) -> None:
     given = settings.get(("data", "columns"))
-    for name, value in given.items() if isinstance(given, dict) else ():
+    for name, value in list(given.items()) if isinstance(given, dict) else ():
         key = ("data", "columns", name)
+        if isinstance(value, str) and is_template(value):
+            value = given[name] = value.replace("\\n", "\n")  # only double quotes make a line break of it in YAML
         if columns is not None and name not in columns:
             settings.report(
                 key, f"unknown column; this task has {join(list(columns), 'and')}{did_you_mean(name, list(columns))}"
             )
         if isinstance(value, str) and not value.strip():
             settings.report(key, f"received {show(value)}, expected the name of a column of your data")
+        elif isinstance(value, dict):
+            del given[name]
+            template = "".join(f"{{{part}}}" for part in value)
+            settings.report(key, f'YAML reads braces without quotes as a mapping; quote the template: "{template}"')
+        elif isinstance(value, str) and (problem := template_problem(value)):
+            settings.report(key, f"received {show(value)}: {problem}")
+        elif isinstance(value, str) and is_template(value) and columns and name in columns and columns[name].file:
+            settings.report(key, f"received {show(value)}, but a template makes text, and this column holds files")
         elif list(given.values()).index(value) != list(given).index(name):
             settings.report(key, f"received {show(value)}, which is already the name of another of the task's columns")
 

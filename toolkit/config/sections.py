@@ -116,7 +116,8 @@ class DataConfig:
     context), or none."""
     columns: dict[str, ColumnName] = field(default_factory=dict)
     """Maps the toolkit's column names to yours, for instance `text: review_body`, or to numbers from 1 if there is no
-    header. Columns that are not listed keep their names."""
+    header. A template in quotes makes one text of several columns: `text: "{title}\\n{body}"`; a line whose columns are
+    all empty is omitted, and `{{` is a brace. Columns that are not listed keep their names."""
     delimiter: str | None = None
     """Separator of the columns of .csv and .tsv files: one character, or `tab`. Null recognises a comma, semicolon, tab
     or `|` from the header."""

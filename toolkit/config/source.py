@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -289,7 +290,9 @@ def _syntax(error: Exception, text: str) -> tuple[str, str]:
     if isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        return place, ", ".join(part for part in (error.context, error.problem) if part)
+        shown = text.split("\n")[mark.line : mark.line + 1] if mark else []
+        quote = "put quotes around text with braces" if re.search(r":\s+\{", "".join(shown)) else ""
+        return place, ", ".join(part for part in (error.context, error.problem, quote) if part)
     if isinstance(error, RecursionError):
         return "", "nested too deeply"
     position = getattr(error, "position", 0)

@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from toolkit.api.batch import BadRow
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.config.fields import Column
 from toolkit.config.messages import did_you_mean, nearest
 from toolkit.config.paths import aligned_files
 from toolkit.config.sections import DataConfig
+from toolkit.config.templates import escaped, fill, is_template, parts_of
 from toolkit.data.media.files import is_archive
 from toolkit.data.readers.plain import LINE
 from toolkit.data.readers.raw import RawRow
@@ -24,7 +27,7 @@ LONG_NAME = 40
 
 @dataclass(frozen=True)
 class Beside:
-    """Columns that are read beside those of the task, by their names in the source; None for none."""
+    """Columns that are read beside those of the task, as in `data.columns`; None for none."""
 
     group: str | None = None  # whose equal values make a group
     id: str | None = None  # which names rows in predictions
@@ -36,8 +39,16 @@ class Beside:
         if split == "train" and data.validation_file is not None and not data.test_split:
             slices = ()  # no training row is evaluated
         own = task.group_column()
-        group = data.columns.get(own, own) if own is not None and data.group_column is None else data.group_column
-        return cls(group, data.id_column, tuple(slices))
+        group = data.columns.get(own, own) if own is not None else None
+        if data.group_column is not None:
+            group = escaped(data.group_column)
+        return cls(group, data.id_column and escaped(data.id_column), tuple(map(escaped, slices)))
+
+    def named(self) -> list[tuple[str, str]]:
+        """Returns the settings that name a column, with its name."""
+        slices = [("eval.slices or --slices", name) for name in self.slices]
+        given = [("data.group_column", self.group), ("data.id_column", self.id), *slices]
+        return [(setting, name) for setting, name in given if name is not None]
 
 
 NO_COLUMNS = Beside()
@@ -45,21 +56,35 @@ NO_COLUMNS = Beside()
 
 def unused_columns(present: Iterable[str], task: Task, columns: Mapping[str, str], beside: Beside) -> list[str]:
     """Returns the columns of a source that a run does not read."""
-    used = {columns.get(name, name) for name in used_columns(task)} | {beside.group, beside.id, *beside.slices}
+    used = {*roles(task, columns), *(part for _, given in beside.named() for part in parts_of(given))}
     return [name for name in present if name not in used]
 
 
 def used_columns(task: Task) -> dict[str, Column]:
-    """Returns the columns that the task reads with its options, by the toolkit's names."""
-    options = getattr(task, "options", None)
-    return {name: column for name, column in task.columns.items() if column.used(options)}
+    """Returns the columns that the task reads with its options and state, by the toolkit's names."""
+    return task.read_columns()
+
+
+def roles(task: Task, columns: Mapping[str, str]) -> dict[str, str]:
+    """Returns the task's name of each column of a source that it reads; several are one text in a template."""
+    return {part: name for name in used_columns(task) for part in parts_of(columns.get(name, name))}
+
+
+def value_in(values: Mapping[str, Any], given: str) -> Any:
+    """Returns the value of a raw row for a value of `data.columns`; raises BadRow if a template cannot show it."""
+    if not is_template(given):
+        return values.get(parts_of(given)[0])
+    for part in parts_of(given):
+        if isinstance(values.get(part), list | Mapping | bytes):
+            raise BadRow(f"column {part!r} holds {type(values[part]).__name__}; templates take text and numbers")
+    return fill(given, values)
 
 
 def file_columns(source: Source, task: Task, columns: Mapping[str, str]) -> list[str]:
     """Returns a source's columns with paths of files; none for an archive, which has the files."""
     if is_archive(folder_of(source)):
         return []
-    return [columns.get(name, name) for name, column in used_columns(task).items() if column.file]
+    return [part for part, name in roles(task, columns).items() if task.columns[name].file]
 
 
 def columns_of(rows: Iterable[RawRow]) -> list[str]:
@@ -84,29 +109,32 @@ def columns_in(source: Source, task: Task, columns: Mapping[str, str]) -> Mappin
         return columns
     inputs = {name: column for name, column in used_columns(task).items() if not column.label}
     needed = [name for name, column in inputs.items() if column.required] or list(inputs)[:1]
-    return {needed[0]: LINE} if len(needed) == 1 else columns
+    is_line = len(needed) == 1 and not is_template(columns.get(needed[0], ""))
+    return {needed[0]: LINE} if is_line else columns
 
 
 def require_columns(source: str, present: list[str], task: Task, columns: Mapping[str, str], labelled: bool) -> None:
     """Raises DataError that names each missing column that is needed, or named by the user."""
     missing = {}
     known = used_columns(task)
-    used = {columns.get(other, other) for other in known}
+    used = roles(task, columns)
     free = [theirs for theirs in present if theirs not in used] or present
     for name, column in known.items():
-        wanted = columns.get(name, name)
+        given = columns.get(name, name)
         named = name in columns and (labelled or not column.label)
-        if wanted in present or not (named or is_needed(column, labelled)):
-            continue
-        ours = f" (the task's {name!r})" if wanted != name else ""
-        likely = _similar(wanted, free) or _similar(name, free)
-        example = f", for instance to {likely!r}" if likely else ""
-        missing[name] = (
-            f"{source} has no column {wanted!r}{ours}: {column.help}. Its columns are {', '.join(present)}. "
-            f"Set data.columns.{name}{example}."
-        )
+        for wanted in parts_of(given) if named or is_needed(column, labelled) else ():
+            if wanted in present:
+                continue
+            ours = f" (the task's {name!r})" if given != name else ""
+            likely = _similar(wanted, free) or _similar(name, free)
+            example = f", for instance to {likely!r}" if likely and not is_template(given) else ""
+            meant = f" Did you mean {{{likely}}}?" if likely and is_template(given) else ""
+            missing[name, wanted] = (
+                f"{source} has no column {wanted!r}{ours}: {column.help}. Its columns are {', '.join(present)}. "
+                f"Set data.columns.{name}{example}.{meant}"
+            )
     if missing:
-        raise DataError("\n".join([*missing.values(), *_about_header(present, next(iter(missing)))]))
+        raise DataError("\n".join([*missing.values(), *_about_header(present, next(iter(missing))[0])]))
 
 
 def is_ragged(source: str) -> bool:
@@ -176,9 +204,8 @@ def _about_header(present: Sequence[str], missing: str) -> list[str]:
 
 def require_beside(source: str, present: list[str], beside: Beside) -> None:
     """Raises DataError if a column of groups, ids or slices is not among the source's columns."""
-    named = [("data.group_column", beside.group), ("data.id_column", beside.id)]
-    for setting, name in (*named, *(("eval.slices or --slices", name) for name in beside.slices)):
-        if name is not None and name not in present:
+    for setting, given in beside.named():
+        for name in [part for part in parts_of(given) if part not in present]:
             raise DataError(
                 f"{setting}: {source} has no column {name!r}{did_you_mean(name, present)}. "
                 f"Its columns are {', '.join(present)}."

@@ -21,6 +21,7 @@ from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
 from toolkit.base.files import sha256, written_whole
 from toolkit.config.messages import join
+from toolkit.config.templates import named, parts_of
 from toolkit.data import sources
 from toolkit.data.columns import (
     NO_COLUMNS,
@@ -31,6 +32,7 @@ from toolkit.data.columns import (
     is_ragged,
     require_present,
     used_columns,
+    value_in,
 )
 from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys
 from toolkit.data.media.archives import reopen
@@ -94,8 +96,8 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
     names, no_keys = list(task.schema()), dict.fromkeys((INPUTS, LABEL, GROUP), 0)
     for row in chain(first, raw):
         values, beside = row.values or {}, source.beside
-        named = [values.get(name or "") for name in (beside.id, *beside.slices)]
-        texts = [None if value is None else str(value) for value in named]
+        group, *given = (each and value_in(values, each) for each in (beside.group, beside.id, *beside.slices))
+        texts = [None if value is None else str(value) for value in given]
         number = {NUMBER: row.number, IDENTIFIER: texts[0], SLICES: texts[1:]}
         try:
             checked = check_raw(row, task, columns, labelled, source.folder, source.copies)
@@ -105,7 +107,7 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
             yield {**dict.fromkeys(names), **number, **found, **no_keys}
         else:
             own = {name: checked[name] for name in names}
-            keys = row_keys(own, task, values.get(beside.group or "")) if labelled else no_keys
+            keys = row_keys(own, task, group) if labelled else no_keys
             yield {**own, **number, REASON: None, PREVIEW: None, EXCLUDED: False, **keys}
 
 
@@ -129,9 +131,10 @@ def check_raw(
         raise BadRow(raw.reason)
     row: Row = {}
     for name, column in used_columns(task).items():
-        value = raw.values.get(columns.get(name, name)) if labelled or not column.label else None
+        given = columns.get(name, name)
+        value = value_in(raw.values, given) if labelled or not column.label else None
         if is_needed(column, labelled) and (value is None or (isinstance(value, str) and not value.strip())):
-            raise BadRow(f"column {columns.get(name, name)!r} is empty")
+            raise BadRow(f"{named(given)} {'is' if len(parts_of(given)) == 1 else 'are'} empty")
         row[name] = reference(value, folder, raw.number, copies) if column.file and value is not None else value
     return task.check_row(row, labelled)
 
@@ -161,7 +164,7 @@ def markup_notes(rows: Any, columns: Mapping[str, str], number: str) -> Iterator
                 total = len(texts) - texts.null_count
                 found.append(f"{count} of {total} texts have HTML {kind} ({example} in row {row}; {hint})")
         if found:
-            yield f"column {columns.get(name, name)!r}: {' and '.join(found)}"
+            yield f"{named(columns.get(name, name))}: {' and '.join(found)}"
 
 
 @contextmanager

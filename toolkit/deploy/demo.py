@@ -15,9 +15,13 @@ from typing import TYPE_CHECKING, Any
 from toolkit.base.console import format_value, say
 from toolkit.base.errors import ToolkitError
 from toolkit.config.fields import Column
+from toolkit.config.templates import is_template
+from toolkit.data.columns import roles
 from toolkit.data.loading import check_rows
 from toolkit.data.media.files import open_file
-from toolkit.data.table import progress_bars
+from toolkit.data.readers.raw import Reading
+from toolkit.data.sources import read_rows
+from toolkit.data.table import NUMBER, progress_bars
 from toolkit.data.writers import flat
 from toolkit.deploy.predict import needed_columns
 from toolkit.deploy.serving.requests import Columns, Limits, Refusal
@@ -49,12 +53,21 @@ def validation_examples(run: TrainedRun, folder: Path) -> list[dict[str, Any]]:
         return []
     count = min(MOST, len(rows))
     chosen = [rows[place * len(rows) // count] for place in range(count)]
-    return [dict(_fields(run, row, folder / str(number))) for number, row in enumerate(chosen)]
+    if not any(map(is_template, run.cfg.data.columns.values())):
+        return [dict(_fields(run, row, folder / str(number))) for number, row in enumerate(chosen)]
+    if (file := run.cfg.data.validation_file or run.cfg.data.train_file) is None:
+        say("no examples: columns of a hub dataset's rows are joined by a template")
+        return []
+    numbers, names = [row[NUMBER] for row in chosen], Columns(run.task, run.cfg.data.columns).example
+    raw = {row.number: row.values or {} for row in read_rows(file, Reading.of(cfg.data)) if row.number in numbers}
+    return [{name: as_text(raw[number].get(name)) for name in names} for number in numbers]
 
 
 def _fields(run: TrainedRun, row: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Any]]:
-    for name, column in needed_columns(run.task).items():
-        yield name, _copied(row[name], folder) if column.file else as_text(row[name])
+    needed = needed_columns(run.task)
+    for given, name in roles(run.task, run.cfg.data.columns).items():
+        if name in needed:
+            yield given, _copied(row[name], folder) if needed[name].file else as_text(row[name])
 
 
 def _copied(file: Mapping[str, Any], folder: Path) -> str:
@@ -119,7 +132,7 @@ def build_page(title: str, columns: Columns, examples: Sequence[Mapping[str, Any
             with gr.Column():
                 outputs = _outputs(gr, answers)
         if examples:
-            rows = [[example.get(columns.own[name]) for name in fields] for example in examples]
+            rows = [[example.get(name) for name in fields] for example in examples]
             gr.Examples(rows, list(fields.values()), label="Rows of the validation set", cache_examples=False)
         button.click(answered, list(fields.values()), outputs, api_name="predict")
     return page
@@ -144,8 +157,9 @@ def row_of(columns: Columns, values: Mapping[str, Any]) -> dict[str, Any]:
     schema, row = columns.task.schema(), dict[str, Any]()
     for name, value in values.items():
         if value is None or value == "":
-            continue
-        if name in columns.files:
+            if name in columns.joined:  # a column of a template may be empty
+                row[name] = None
+        elif name in columns.files:
             row[name] = (Path(value).name, Path(value).read_bytes())
         else:
             row[name] = from_text(value, _is_conversation(schema.get(columns.own[name])))

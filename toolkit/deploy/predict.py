@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, islice
@@ -19,7 +21,8 @@ from toolkit.base.files import expanded
 from toolkit.config.fields import Column
 from toolkit.config.messages import join
 from toolkit.config.paths import sheet_of
-from toolkit.data.columns import LONG_NAME, columns_of, used_columns
+from toolkit.config.templates import escaped, is_template, parts_of
+from toolkit.data.columns import LONG_NAME, columns_of, roles, used_columns
 from toolkit.data.readers import RawRow, not_text
 from toolkit.data.readers.delimited import DELIMITERS, recognise
 from toolkit.data.readers.encodings import UTF_8
@@ -77,7 +80,7 @@ def _style(file: str, reading: Reading) -> tuple[str, bool]:
 
 def columns_for(file: str, task: Task, columns: Mapping[str, str], reading: Reading) -> Mapping[str, str]:
     """Returns `data.columns` for a file without labels, whose only column is the task's only input."""
-    inputs, trained = needed_columns(task), [columns.get(each, each) for each in used_columns(task)]
+    inputs, trained = needed_columns(task), list(roles(task, columns))
     rows = list(islice(read_rows(file, reading, labelled=False), PEEKED_ROWS))
     present = columns_of(iter(rows))
     if Path(file).suffix.lower() == ".txt" and rows and rows[0].values:
@@ -87,12 +90,14 @@ def columns_for(file: str, task: Task, columns: Mapping[str, str], reading: Read
     if is_files(file) or len(present) != 1 or len(inputs) != 1 or len(present[0]) > LONG_NAME:
         return columns
     ((name, column),) = inputs.items()
+    if is_template(given := columns.get(name, name)):
+        return columns
     held = [each for each in trained if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", present[0])]
-    if present[0] != columns.get(name, name) and (held or any(each in present[0] for each in DELIMITERS)):
+    if present[0] not in parts_of(given) and (held or any(each in present[0] for each in DELIMITERS)):
         return columns  # a line that was not divided, or another column
-    if present[0] not in (name, columns.get(name)):
+    if present[0] not in (name, *parts_of(given)):
         say(f"{file}: its only column, {present[0]!r}, is read as {name!r} ({column.help})")
-    return {**columns, name: present[0]}
+    return {**columns, name: escaped(present[0])}
 
 
 def needed_columns(task: Task) -> dict[str, Column]:
@@ -103,29 +108,41 @@ def needed_columns(task: Task) -> dict[str, Column]:
 
 
 def text_input(run: TrainedRun, texts: Sequence[str]) -> Input:
-    """Returns the rows of `--input-text`: texts for a task with one input column, otherwise `column=text`.
+    """Returns the rows of `--input-text`: texts for one input column, otherwise `column=text` or JSON objects.
 
     A repeated column begins a new row. Raises InputError if the task reads files, or a column is unknown or missing;
     DataError if a text cannot be used.
     """
-    inputs = needed_columns(run.task)
+    inputs, columns = needed_columns(run.task), run.cfg.data.columns
     if any(column.file for column in inputs.values()):
         raise InputError("--input-text: this run reads files; name them with --input")
-    rows = [{name: text} for text in texts for name in inputs] if len(inputs) == 1 else _pairs(texts, list(inputs))
-    table = given_table(rows, run.task, {}, labelled=False, reading=Reading.of(run.cfg.data))
+    own = {name: parts_of(columns.get(name, name)) for name in inputs}
+    names = list(dict.fromkeys(chain.from_iterable(own.values())))
+    # The task's own names of columns will do, too.
+    meant = {name: parts[0] for name, parts in own.items() if not is_template(columns.get(name, ""))}
+    if len(names) == 1 and meant:
+        names, columns = list(own), {}
+    rows = [{names[0]: text} for text in texts] if len(names) == 1 else _several(texts, names, meant)
+    table = given_table(rows, run.task, columns, labelled=False, reading=Reading.of(run.cfg.data))
     return Input("--input-text", table, lambda: (RawRow(number, row) for number, row in enumerate(rows, start=1)))
 
 
-def _pairs(texts: Sequence[str], names: list[str]) -> list[dict[str, Any]]:
+def _several(texts: Sequence[str], names: list[str], meant: Mapping[str, str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for given in texts:
         name, equals, text = given.partition("=")
-        if name not in names or not equals:
+        values: Any = {name: text} if equals else {}
+        is_row = given.lstrip().startswith("{")
+        if is_row:
+            with suppress(ValueError, RecursionError):
+                values = json.loads(given)
+        read = {each if each in names else meant.get(each, ""): value for each, value in values.items()}
+        if not read or len(read) < len(values) or not read.keys() <= {*names}:
             example = " ".join(f'--input-text {each}="..."' for each in names)
             raise InputError(f"--input-text: received {given!r}, but a row has {join(names, 'and')}: {example}")
-        if not rows or name in rows[-1]:
+        if is_row or not rows or read.keys() & rows[-1].keys():
             rows.append({})
-        rows[-1][name] = text
+        rows[-1] |= read
     for row in rows:
         if missing := [name for name in names if name not in row]:
             raise InputError(f"--input-text: {join(list(row), 'and')} without {join(missing, 'and')}")

@@ -46,7 +46,7 @@ from toolkit.checks.check import Told
 from toolkit.checks.run import check_settings
 from toolkit.config.paths import files_of
 from toolkit.config.sections import Config, DataConfig, ModelConfig
-from toolkit.data.columns import columns_in, used_columns
+from toolkit.data.columns import columns_in, roles
 from toolkit.data.media.files import file_names
 from toolkit.data.readers.raw import Reading
 from toolkit.data.row_cache import FOLDER, LOCK_SUFFIX
@@ -262,8 +262,8 @@ def _own_files(value: str, parent: Path) -> Iterator[str]:
 
 def _referenced(key: str, value: str, cfg: Config, task: Task, parent: Path) -> Iterator[str]:
     """Yields the files that the rows of a table refer to, relative to the folder of the table."""
-    named = columns_in(value, task, cfg.data.columns)
-    columns = [named.get(name, name) for name, column in used_columns(task).items() if column.file]
+    read = roles(task, columns_in(value, task, cfg.data.columns))
+    columns = [column for column, name in read.items() if task.columns[name].file]
     if not columns or expanded(value).is_dir():
         return
     base = folder_of(value)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import BadRow, ModelOutput, Omission
 from toolkit.api.task import limits_of
-from toolkit.base.errors import InputError, pretrained_error
+from toolkit.base.errors import DataError, InputError, pretrained_error
 from toolkit.config.sections import ModelConfig
 
 if TYPE_CHECKING:
@@ -279,54 +279,69 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     return too_long(config, options)
 
 
-def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options: Any) -> dict[str, list[Any]]:
-    """Tokenises single texts; see `encode` and, if the options ask for windows, `encode_windows`."""
-    if getattr(options, "long_texts", None) == "windows":
-        return encode_windows(tokenizer, texts, _longest_input(options), options.stride)
-    return encode(tokenizer, options, texts)
+def preprocess(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options: Any, pairs: Sequence[str] | None = None
+) -> dict[str, list[Any]]:
+    """Tokenises texts, or pairs of texts, to at most as many tokens as the task's limit of `input`.
 
-
-def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Tokenises texts or pairs of texts, truncated to the task's limit of `input`.
+    Longer ones are truncated, pairs as `options.truncation` says; if `options.long_texts` is "windows", the model's
+    inputs are a list of windows per text, of which neighbours share `options.stride` tokens.
 
     Args:
+        texts: the texts, or the first ones of pairs.
         tokenizer: a fast tokenizer.
         options: the task's options, with the limit (see `limits_of`).
-        *texts: the texts or, for pairs, all first texts and all second texts.
+        pairs: the second texts, or None.
 
     Returns:
-        The model's inputs, `length` (tokens), and `truncated_input`.
+        The model's inputs, `length` (tokens, of all windows), and `truncated_input` or `tokens`, those of the text.
 
     Raises:
         TypeError: if the options do not name a limit of `input`.
+        DataError: if a text that `truncation` does not allow to truncate is too long.
+        InputError: if the tokenizer puts nothing between the texts of a pair.
     """
-    encoded = tokenizer(*map(list, texts), truncation=True, max_length=_longest_input(options))
-    forget_truncation(tokenizer)
+    special = tokenizer.num_special_tokens_to_add
+    if pairs is not None and special(pair=True) == special(pair=False):
+        raise InputError(
+            "model.name_or_path: the tokenizer puts nothing between the texts of a pair, as GPT-2's; join them by a "
+            'template instead: data.columns.text: "{first}\\n{second}"'
+        )
+    limit, windows = _longest_input(options), getattr(options, "long_texts", None) == "windows"
+    truncation = True if pairs is None else options.truncation
+    given = [list(each) for each in (texts, pairs) if each is not None]
+    call = partial(encode_with_overflow, tokenizer, stride=options.stride) if windows else tokenizer
+    try:
+        encoded = call(*given, truncation=truncation, max_length=limit)
+    except Exception as error:  # the library has no class of its own for this
+        if "Truncation error" not in str(error):
+            raise
+        raise DataError(
+            f"task.truncation={truncation}: the other text of a pair alone has more tokens than {limit}; "
+            "use longest_first, or raise the limit"
+        ) from error
+    finally:
+        forget_truncation(tokenizer)
     columns = {name: encoded[name] for name in MODEL_INPUTS if name in encoded}
+    if windows:
+        return _by_text(encoded, columns, options.stride, int(truncation == "only_second"))
     return columns | {
         "length": [len(ids) for ids in columns["input_ids"]],
         "truncated_input": [bool(encoding.overflowing) for encoding in encoded.encodings],
     }
 
 
-def encode_windows(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int, stride: int
-) -> dict[str, list[Any]]:
-    """Tokenises each text to windows of at most `max_length` tokens, of which neighbours share `stride`.
-
-    Returns:
-        The model's inputs, a list of windows per text; `length`, their tokens, and `tokens`, those of the text.
-    """
-    encoded = encode_with_overflow(tokenizer, list(texts), truncation=True, max_length=max_length, stride=stride)
-    windows: list[list[int]] = [[] for _ in texts]
+def _by_text(encoded: BatchEncoding, columns: Mapping[str, Any], stride: int, side: int) -> dict[str, list[Any]]:
+    """Returns the windows of each text; text `side` of a pair is in windows, each of which repeats the other one."""
+    windows: list[list[int]] = []
     for window, text in enumerate(encoded["overflow_to_sample_mapping"]):
+        windows += [[]] if text == len(windows) else []
         windows[text].append(window)
-    names = [name for name in MODEL_INPUTS if name in encoded]
-    columns = {name: [[encoded[name][window] for window in own] for own in windows] for name in names}
-    shared = stride + tokenizer.num_special_tokens_to_add()
-    lengths = [sum(map(len, own)) for own in columns["input_ids"]]
-    tokens = [length - shared * (len(own) - 1) for length, own in zip(lengths, windows, strict=True)]
-    return columns | {"length": lengths, "tokens": tokens}
+    own = {name: [[values[window] for window in each] for each in windows] for name, values in columns.items()}
+    lengths = [sum(map(len, each)) for each in own["input_ids"]]
+    again = [stride + sum(part != side for part in encoded.sequence_ids(each[0])) for each in windows]
+    tokens = [whole - more * (len(each) - 1) for whole, more, each in zip(lengths, again, windows, strict=True)]
+    return own | {"length": lengths, "tokens": tokens}
 
 
 def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Scores = dict[str, dict[str, float]]
 """Scores without prefix, by evaluation set."""
 LINEAR = "TF-IDF with a linear model"
+COSINE = "cosine of the texts' TF-IDF with a linear model"
 F1_OF_LABELS = "f1_micro"
 """The best metric of heads with several labels per row."""
 LETTERS = 40
@@ -44,13 +45,13 @@ def usual_sentences(texts: Sequence[str]) -> int:
 
 
 def of_head(
-    head: Head, column: str | None, train: Dataset, sets: Mapping[str, Dataset]
+    head: Head, columns: Sequence[str], train: Dataset, sets: Mapping[str, Dataset]
 ) -> Iterator[tuple[str, Scores]]:
     """Yields the baselines of a classification or regression.
 
     Args:
         head: the head, which has learned its labels.
-        column: the column of the texts; None if inputs are no texts.
+        columns: the column of the texts, or both of pairs; empty if inputs are no texts.
         train: the checked training rows.
         sets: the checked rows of each evaluation set.
     """
@@ -64,9 +65,23 @@ def of_head(
         }
 
     yield name, scored(lambda rows: np.tile(constant, (len(rows), 1)))
-    if column is not None:
-        predict = _linear(head, targets, train[column][:])
-        yield LINEAR, scored(lambda rows: predict(rows[column][:]))
+    if not columns:
+        return
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    def joined(rows: Dataset) -> list[str]:
+        return ["\n".join(texts) for texts in zip(*(rows[name][:] for name in columns), strict=True)]
+
+    words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b").fit(joined(train))
+    predict = _linear(head, targets, lambda rows: words.transform(joined(rows)), train)
+    yield LINEAR, scored(predict)
+    if len(columns) == 2:
+
+        def cosines(rows: Dataset) -> np.ndarray:
+            first, second = (words.transform(rows[name][:]) for name in columns)
+            return np.asarray(first.multiply(second).sum(1))
+
+        yield COSINE, scored(_linear(head, targets, cosines, train))
 
 
 def _constant(head: Head, targets: np.ndarray) -> tuple[str, np.ndarray]:
@@ -83,20 +98,19 @@ def _constant(head: Head, targets: np.ndarray) -> tuple[str, np.ndarray]:
     return "the mean of the training rows", np.nanmean(targets, axis=0)
 
 
-def _linear(head: Head, targets: np.ndarray, texts: Sequence[str]) -> Callable[[Sequence[str]], np.ndarray]:
-    """Returns a function that predicts the scores `[rows, N]` of texts, after fitting to the training rows.
+def _linear(
+    head: Head, targets: np.ndarray, features_of: Callable[[Dataset], Any], train: Dataset
+) -> Callable[[Dataset], np.ndarray]:
+    """Returns a function that predicts the scores `[rows, N]` of rows, after fitting to the training rows.
 
-    Words and pairs of words, weighted by TF-IDF (with the logarithm of counts), go into logistic regression for classes
-    and for each of several labels, and into ridge regression for numbers, with scikit-learn's default penalties.
+    The features, of words and pairs of words, weighted by TF-IDF (with the logarithm of counts), go into logistic
+    regression for classes and for each of several labels, and into ridge regression for numbers, with scikit-learn's
+    default penalties.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer
+    fitted = _fitted(targets, features_of(train), head.best_metric == F1_OF_LABELS)
 
-    words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b")
-    found = words.fit_transform(texts)
-    fitted = _fitted(targets, found, head.best_metric == F1_OF_LABELS)
-
-    def predict(texts: Sequence[str]) -> np.ndarray:
-        features, scores = words.transform(texts), np.zeros((len(texts), len(head.state["labels"])))
+    def predict(rows: Dataset) -> np.ndarray:
+        features, scores = features_of(rows), np.zeros((len(rows), len(head.state["labels"])))
         for place, model in enumerate(fitted):
             if not hasattr(model, "predict_proba"):
                 scores[:, place] = model if isinstance(model, float) else model.predict(features)

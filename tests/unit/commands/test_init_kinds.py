@@ -172,8 +172,6 @@ def test_transcripts_are_not_taken_for_anything_else(tmp_path, capsys) -> None:
 
 
 def test_what_a_recipe_cannot_read_is_said_with_what_it_can(tmp_path, capsys) -> None:
-    pairs = [{"label": n % 2, "sentence1": TEXTS[n], "sentence2": TEXTS[-n]} for n in range(40)]
-    assert "sentence1 and sentence2 look like a pair" in unordered(refusal(capsys, written(tmp_path, pairs)))
     for answer in ("number {}", "{}", "2021-03-{:02}"):
         asked = [{"Question": f"Is it {n}?", "Context": TEXTS[n], "Answer": answer.format(n)} for n in range(1, 30)]
         source = written(tmp_path, asked)
@@ -451,3 +449,51 @@ def test_a_new_model_learns_what_is_easy(write, tmp_path, monkeypatch) -> None:
     assert run_command("train", "reviews", "--config", "my.yaml") == 0
     summary = json.loads((tmp_path / "outputs" / Path(source).stem / "run.json").read_text(encoding="utf-8"))
     assert summary["result"]["eval_accuracy"] > 0.8
+
+
+@pytest.mark.parametrize(("first", "second"), [
+    ("sentence1", "sentence2"), ("sentence_A", "sentence_B"), ("premise", "hypothesis"), ("Question", "Answer"),
+    ("query", "document"),
+])  # fmt: skip
+def test_two_texts_with_a_label_are_a_pair(first, second, tmp_path, capsys) -> None:
+    rows = [{"label": n % 2, second: TEXTS[-n], first: TEXTS[n], "id": n} for n in range(40)]
+    source = written(tmp_path, rows)
+    settings = init(source)
+    assert settings["data"]["columns"] == {"text": first, "text_pair": second}
+    written_down = (tmp_path / "new.yaml").read_text()
+    assert "40 rows: pairs of texts with a label" in written_down
+    assert f"the second text of a pair with {first}" in written_down
+    longest = max(len(row[first]) + len(row[second]) for row in rows)
+    assert settings["task"]["max_length"] >= longest / 6
+    alone = init(source, f"data.columns.text={first}")
+    assert alone["data"]["columns"] == {"text": first}
+    assert f"# Not used: {second}" in (tmp_path / "new.yaml").read_text()
+    assert run_command("data", "show", source) == 0
+    said = capsys.readouterr().out
+    assert "text_pair" in said
+    assert "text and text_pair: tokens" in said
+    assert f"truncated at task.max_length={settings['task']['max_length']}" in said
+
+
+@pytest.mark.parametrize(("first", "second"), [("subject", "body"), ("Title", "Text")])
+def test_parts_of_one_text_are_joined_by_a_template(first, second, tmp_path, capsys) -> None:
+    rows = [{first: f"about {n}", second: TEXTS[n], "price": n, "label": "ab"[n % 2]} for n in range(40)]
+    source = written(tmp_path, rows)
+    settings = init(source)
+    assert settings["data"]["columns"] == {"text": f"{{{first}}}\n{{{second}}}"}
+    written_down = (tmp_path / "new.yaml").read_text()
+    assert "40 rows: texts in two columns with a label" in written_down
+    assert f"{first} and {second} are read as one text" in unordered(written_down)
+    assert run_command("data", "show", source) == 0
+    said = capsys.readouterr().out
+    assert said.count(" text ") >= 2
+    own = init(source, f"data.columns.text={{{first}}}: {{{second}}} ({{price}})")
+    assert own["data"]["columns"] == {"text": f"{{{first}}}: {{{second}}} ({{price}})"}
+    assert "no column 'titel'" in refusal(capsys, source, "data.columns.text={titel}: {price}").replace("there is ", "")
+
+
+def test_parts_of_a_text_without_another_label_are_text_and_label(tmp_path) -> None:
+    rows = [{"subject": ("spam", "ham")[n % 2], "body": TEXTS[n]} for n in range(40)]
+    assert init(written(tmp_path, rows), "data.columns.label=subject")["data"]["columns"] == {
+        "text": "body", "label": "subject",
+    }  # fmt: skip

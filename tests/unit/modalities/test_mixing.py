@@ -64,7 +64,7 @@ def test_the_loss_is_that_of_both_labels_by_their_share(tmp_path):
 
     kind = load_task_type(ROOT / "recipes" / "reviews.py")
     options = kind.Options(modality="image", labels=["a", "b", "c"], image=ImageOptions(mixup_alpha=0.3))
-    task = kind(SimpleNamespace(task=options))
+    task = kind(SimpleNamespace(task=options, data=SimpleNamespace(columns={})))
     assert task.mixes
     logits = torch.randn(4, 3, dtype=torch.float64)
     one, other = torch.tensor([0, 1, 2, 0]), torch.tensor([1, 1, 0, 2])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,15 @@ from toolkit.base.errors import DataError
 from toolkit.base.files import expanded, write_text
 from toolkit.config.messages import join
 from toolkit.config.sections import Config, DataConfig
+from toolkit.config.templates import fill, is_template, parts_of
 from toolkit.data.readers.delimited import MAX_FIELD_CHARS, USUAL, recognise
 from toolkit.data.readers.raw import Reading
 from toolkit.deploy.predict import needed_columns
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 SUFFIX = ".py.jinja"
+_FILL = getsource(fill).replace("Mapping[str, Any]", "dict").strip()
+"""The function of a script that fills templates of columns."""
 
 
 def generating_code() -> str:
@@ -33,11 +38,23 @@ def generating_code() -> str:
 
 def columns_of_script(cfg: Config, task: Task) -> dict[str, str]:
     """Returns the columns of a CSV file for the script, by the names of its options."""
-    columns, theirs = needed_columns(task), cfg.data.columns
-    if len(columns) == 1:
-        ((name, column),) = columns.items()
-        return {name if column.file else "text": theirs.get(name, name)}
-    return {name: theirs.get(name, name) for name in columns}
+    columns, found = needed_columns(task), dict[str, str]()
+    for name, column in columns.items():
+        given = cfg.data.columns.get(name, name)
+        only = name if column.file or len(columns) > 1 else "text"
+        for part in parts_of(given):
+            option = re.sub(r"\W", "_", part) if is_template(given) else only
+            while option in found and found[option] != part:
+                option += "_"
+            found[option] = part
+    return found
+
+
+def _reads(cfg: Config, task: Task) -> list[str]:
+    """Returns the expressions of the script for the inputs of a `row`."""
+    literal = partial(json.dumps, ensure_ascii=False)
+    given = [cfg.data.columns.get(name, name) for name in needed_columns(task)]
+    return [f"fill({literal(g)}, row)" if is_template(g) else f"row[{literal(parts_of(g)[0])}]" for g in given]
 
 
 def write_script(
@@ -74,7 +91,9 @@ def _script(template: str, cfg: Config, task: Task, model: Any, processor: Proce
     return environment.get_template(f"{template}{SUFFIX}").render(
         {**task.script_values(model, processor), **_dialect(cfg.data), **values},
         columns=columns_of_script(cfg, task),
-        part=[cfg.data.columns.get(name, name) for name in ("start", "end")],  # of a recording
+        reads=(reads := _reads(cfg, task)),
+        fill=_FILL if any(each.startswith("fill(") for each in reads) else "",
+        part=[parts_of(cfg.data.columns.get(name, name))[0] for name in ("start", "end")],  # of a recording
         max_field_chars=MAX_FIELD_CHARS,
         config=model.config,
         is_file=any(column.file for column in needed_columns(task).values()),

@@ -15,7 +15,8 @@ from toolkit.base.console import shorten
 from toolkit.base.errors import DataError
 from toolkit.config.fields import Column
 from toolkit.config.messages import did_you_mean
-from toolkit.data.columns import is_needed, used_columns
+from toolkit.config.templates import is_template, parts_of
+from toolkit.data.columns import is_needed, roles, used_columns
 from toolkit.data.readers.raw import Reading
 
 if TYPE_CHECKING:
@@ -92,13 +93,13 @@ class Columns:
     @property
     def own(self) -> dict[str, str]:
         """The task's names of the columns that a prediction reads, by their names in the rows."""
-        columns = used_columns(self.task)
-        return {self.names.get(name, name): name for name, column in columns.items() if not column.label}
+        return {part: name for part, name in roles(self.task, self.names).items() if not self.task.columns[name].label}
 
     @property
     def given(self) -> dict[str, Column]:
         """Those columns, by their names in the rows."""
-        return {name: self.task.columns[own] for name, own in self.own.items()}
+        columns = used_columns(self.task)
+        return {name: columns[own] for name, own in self.own.items()}
 
     @property
     def needed(self) -> list[str]:
@@ -110,7 +111,13 @@ class Columns:
         """Names of the columns of an example row: the needed ones, or one of several alternatives."""
         from toolkit.deploy.predict import needed_columns
 
-        return [self.names.get(name, name) for name in needed_columns(self.task)]
+        needed = needed_columns(self.task)
+        return [part for part, name in self.own.items() if name in needed]
+
+    @property
+    def joined(self) -> list[str]:
+        """Names of the columns of templates, of which some may be empty."""
+        return [part for given in self.names.values() if is_template(given) for part in parts_of(given)]
 
     @property
     def files(self) -> list[str]:

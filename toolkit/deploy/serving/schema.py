@@ -52,9 +52,8 @@ class Served:
     @property
     def example(self) -> dict[str, Any]:
         """A row."""
-        own = {self.columns.names.get(name, name): value for name, value in EXAMPLES.items()}
-        files = self.columns.files
-        return {name: "<base64>" if name in files else own.get(name, "...") for name in self.columns.example}
+        own, files = self.columns.own, self.columns.files
+        return {name: "<base64>" if name in files else EXAMPLES.get(own[name], "...") for name in self.columns.example}
 
 
 def predict_schema(served: Served) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from toolkit.base.errors import ConfigError, InputError
 from toolkit.config.keys import to_yaml, written
 from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
-from toolkit.data.columns import Beside, used_columns
+from toolkit.data.columns import Beside, roles
 from toolkit.lab.doctor.duplicates import different_rows, equal_rows, fingerprints, near_rows, shared_groups
 from toolkit.lab.doctor.findings import Finding, Part, Suggestion, column_findings, described, label_findings, parts_of
 from toolkit.lab.doctor.label_errors import label_errors, predictions_of
@@ -52,7 +52,7 @@ def diagnose(request: Request, run: Path | None) -> Diagnosis:
     cfg, task, checked = subject.cfg, subject.task, subject.rows
     predicted = None if run is None else predictions_of(run, request.recipe)
     parts = parts_of(checked)
-    roles = {cfg.data.columns.get(name, name): name for name in used_columns(task)}
+    used = roles(task, cfg.data.columns)
     rows = different_rows(parts)
     prints = fingerprints(task, rows)
     histograms = list(_histograms(cfg, task, parts[0], [
@@ -66,7 +66,7 @@ def diagnose(request: Request, run: Path | None) -> Diagnosis:
         *([] if predicted is None else label_errors(predicted)),
         *label_findings(checked.findings),
         *cuts(histograms),
-        *column_findings(subject.profile, roles),
+        *column_findings(subject.profile, used),
         *outliers(rows, lengths_of(task, rows, prints)),
         *number_outliers(task, parts),
     ]
@@ -79,7 +79,7 @@ def diagnose(request: Request, run: Path | None) -> Diagnosis:
     return Diagnosis(
         rows={part.name: len(part.numbers) for part in parts},
         labels=labels,
-        columns=described(subject.profile, roles),
+        columns=described(subject.profile, used),
         histograms=histograms,
         findings=findings,
         suggestions=suggested,

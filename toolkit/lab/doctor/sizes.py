@@ -18,7 +18,7 @@ from toolkit.lab.doctor.duplicates import Print, plain
 from toolkit.lab.doctor.findings import Finding, Part, input_columns
 from toolkit.lab.init.guesses import tokens
 from toolkit.lab.init.models import local_folder
-from toolkit.lab.init.overview import limit_of
+from toolkit.lab.init.overview import limit_of, pairs_of
 
 BINS = 24
 COVERED = 0.99
@@ -84,12 +84,13 @@ def text_histograms(cfg: Config, task: Task, part: Part) -> Iterator[Histogram]:
     name = source_of(cfg).name_or_path
     folder = local_folder(name) if name else None
     columns = text_columns(task)
-    for name in columns:
-        texts = [text for value in part.rows[name][:] if (text := plain(value))]
+    found_texts = {name: [text for value in part.rows[name][:] if (text := plain(value))] for name in columns}
+    for name, texts in (found_texts | pairs_of(part.rows, columns)).items():
         if not texts:
             continue
         # Lists of words are split into windows, and messages are skipped, but only texts are cut.
-        option = limit_of(task, name, columns) if task.schema()[name] == datasets.Value("string") else None
+        is_text = task.schema().get(name, datasets.Value("string")) == datasets.Value("string")
+        option = limit_of(task, name, columns) if is_text else None
         limit = getattr(task.options, option) if option else None
         found = tokens(texts, folder)
         how = found.how + ("" if len(found.counts) == len(texts) else f", of {len(found.counts):,} evenly spaced rows")

@@ -22,6 +22,7 @@ from toolkit.config.load import load_config
 from toolkit.config.messages import did_you_mean, join
 from toolkit.config.paths import DATA_FILES, data_file_problems
 from toolkit.config.sections import Config, DataConfig
+from toolkit.config.templates import escaped
 from toolkit.data.columns import Beside, unused_columns
 from toolkit.data.findings import listed
 from toolkit.data.loading import CheckedRows, check_rows
@@ -99,7 +100,7 @@ def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = (),
         *([] if model.settings else [Guess("model.name_or_path", model.name, model.reason)]),
         *files,
         *reading,
-        *entity_guesses(profile, [name for role, name in columns.items() if role != "label"]),
+        *entity_guesses(profile, sample.texts),
         *_column_guesses(sample),
         *(guess for settings in kind.settings for guess in settings(sample)),
         *starmap(Guess, model.settings.items()),
@@ -155,7 +156,7 @@ def recognise(profile: Profile, recipe: str | None, given: Mapping[str, str]) ->
     if recipe is not None and recipe not in recipes:
         raise InputError(f"--recipe: received {recipe!r}, expected {join(recipes)}{did_you_mean(recipe, recipes)}")
     chosen = {key.removeprefix(COLUMN): value for key, value in given.items() if key.startswith(COLUMN)}
-    missing = [repr(name) for name in chosen.values() if name not in profile.columns]
+    missing = [repr(part) for name in chosen.values() for part in profile.parts(name) if part not in profile.columns]
     if not missing:
         for kind in KINDS:
             if recipe in (None, kind.recipe) and (columns := kind.find(profile, chosen)):
@@ -196,15 +197,21 @@ def _described(column: ColumnProfile) -> str:
 
 def _column_guesses(sample: Sample) -> Iterator[Guess]:
     """Yields the columns whose name is not the recipe's."""
-    used = sample.columns.values()
+    profile = sample.profile
+    used = [part for name in sample.columns.values() for part in profile.parts(name)]
     for role, name in sorted(sample.columns.items(), key=lambda item: item[0] == "label"):
-        column = sample.profile.columns[name]
+        if name not in profile.columns:
+            yield Guess(f"{COLUMN}{role}", name, f"{join(profile.parts(name), 'and')} are read as one text")
+            continue
+        column = profile.columns[name]
         fits = can_be_label if role == "label" else is_text if role in TEXT_ROLES else None
-        free = [each for each in sample.profile.columns.values() if each.name not in used]
+        free = [each for each in profile.columns.values() if each.name not in used]
         others = [repr(each.name) for each in free if fits and fits(each)]
         why = _described(column) + (f"; or is it {join(others)}?" if others else "")
+        if role == "text_pair":
+            why = f"the second text of a pair with {sample.columns['text']}: {why}"
         if name != role:
-            yield Guess(f"{COLUMN}{role}", name, why)
+            yield Guess(f"{COLUMN}{role}", escaped(name), why)
 
 
 def _split_guesses(kind: Kind, sample: Sample, files: Sequence[Guess]) -> Iterator[Guess]:
@@ -212,7 +219,7 @@ def _split_guesses(kind: Kind, sample: Sample, files: Sequence[Guess]) -> Iterat
     if all(guess.key != "data.validation_file" for guess in files):
         yield validation(sample.profile.total)
         if kind.recipe != "qa":  # which keeps the questions about a context together by itself
-            used = set(sample.columns.values())
+            used = {part for name in sample.columns.values() for part in sample.profile.parts(name)}
             yield from (guess for guess in groups(sample.profile) if guess.value not in used)
 
 

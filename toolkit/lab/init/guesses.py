@@ -140,12 +140,16 @@ def evenly(values: Sequence[Any], most: int) -> list[Any]:
 
 
 def truncation(**columns: str) -> Limits:
-    """Returns a function that limits the tokens of columns; arguments are options of the task and their column."""
+    """Returns a function that limits the tokens of columns; arguments are options of the task and their columns."""
 
     def guesses(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
         prefixes = {"max_source_length": getattr(options, "source_prefix", "")}
         texts = {
-            option: [prefixes.get(option, "") + str(text) for text in rows[name]] for option, name in columns.items()
+            option: [
+                prefixes.get(option, "") + " ".join(map(str, parts))
+                for parts in zip(*(rows[name][:] for name in names.split()), strict=True)
+            ]
+            for option, names in columns.items()
         }
         return [_truncation(option, each, model) for option, each in texts.items()]
 

@@ -69,9 +69,10 @@ def roles(*needed: Role) -> Find:
     def find(profile: Profile, given: Columns) -> Columns | None:
         found = dict(given)
         for role in needed:
-            free = {name: column for name, column in profile.columns.items() if name not in found.values()}
+            used = [part for name in found.values() for part in profile.parts(name)]
+            free = {name: column for name, column in profile.columns.items() if name not in used}
             best = found.get(role.name) or role.choose(free)
-            if best is None or not (role.free or role.fits(profile.columns[best])):
+            if best is None or not (role.free or role.fits(profile.column(best))):
                 return None
             found[role.name] = best
         return found
@@ -232,7 +233,12 @@ class Sample:
 
     def column(self, role: str) -> ColumnProfile:
         """Returns the column with the recipe's name `role`."""
-        return self.profile.columns[self.columns[role]]
+        return self.profile.column(self.columns[role])
+
+    @property
+    def texts(self) -> list[str]:
+        """The file's columns that are read as the input."""
+        return [part for role, name in self.columns.items() if role != "label" for part in self.profile.parts(name)]
 
 
 Settings = Callable[[Sample], list[Guess]]
@@ -259,7 +265,6 @@ def media(modality: str) -> Settings:
 
 def label_settings(sample: Sample) -> list[Guess]:
     """Returns what the label means; raises InputError if that needs names, or another form of the file."""
-    _require_one_text(sample)
     _require_one_label(sample)
     if "task.problem_type" not in sample.given and (doubt := doubtful(sample.column("label"), sample.given)):
         raise InputError(
@@ -283,22 +288,6 @@ def label_settings(sample: Sample) -> list[Guess]:
     return found
 
 
-_PAIR = re.compile(r"[\W_]*[12ab]$|^(premise|hypothesis)$", re.IGNORECASE)
-"""What differs between the names of columns that are pairs, such as `sentence1` and `sentence_A`."""
-
-
-def _require_one_text(sample: Sample) -> None:
-    """Raises InputError if the text is one of a pair, whose halves mean little alone."""
-    name, used = sample.columns.get("text", ""), sample.columns.values()
-    free = [each for each in sample.profile.columns.values() if each.name not in used and is_text(each)]
-    for other in free if _PAIR.search(name) and COLUMN + "text" not in sample.given else ():
-        if _PAIR.sub("", name.lower()) == _PAIR.sub("", other.name.lower()):
-            raise InputError(
-                f"{sample.profile.source}: {name} and {other.name} look like a pair, and a run reads one text per row. "
-                f"Join them in one column, or name the one to read: {COLUMN}text={shlex.quote(name)}"
-            )
-
-
 def _require_one_label(sample: Sample) -> None:
     """Raises InputError if several columns of 0 and 1 may be the labels, and the name of none tells."""
     label, columns = sample.column("label"), sample.profile.columns
@@ -308,7 +297,7 @@ def _require_one_label(sample: Sample) -> None:
     raise InputError(
         f"{sample.profile.source}: {join(flags, 'and')} hold 0 and 1, or yes and no. Name the one to predict, as "
         f"{COLUMN}label={shlex.quote(flags[0])}. To predict all, write them into one column of lists, for instance as "
-        f"frame['label'] = frame[{flags}].values.tolist() and frame[['{sample.columns.get('text', 'file')}', 'label']]"
+        f"frame['label'] = frame[{flags}].values.tolist() and frame[{[*sample.texts, 'label']}]"
         f".to_json('labels.jsonl', orient='records', lines=True), and pass task.labels=[{','.join(flags)}]"
     )
 
@@ -360,8 +349,8 @@ def languages_of(profile: Profile, columns: Columns, texts: Sequence[str]) -> li
     if "translation" in columns:
         return [language_named(key) for key in profile.columns[columns["translation"]].values[0]][:2]
     if len(texts) > 1:
-        return [column_language(profile.columns[columns[name]]) for name in texts]
-    return [_only_language([*map(_as_text, profile.columns[columns[name]].values[:200])]) for name in texts]
+        return [column_language(profile.column(columns[name])) for name in texts]
+    return [_only_language([*map(_as_text, profile.column(columns[name]).values[:200])]) for name in texts]
 
 
 _OWN_LANGUAGE = 0.9
@@ -394,6 +383,34 @@ _LABEL = Role(
     free=True,
 )
 _TEXT = Role("text", _NAMES_OF_TEXTS, is_text, length, free=True)
+
+_PAIRS = (("premise", "hypothesis"), ("question", "answer"), ("query", "document"))
+_JOINED = (("subject", "body"), ("title", "text"))
+"""Names of two columns that are parts of one text."""
+_NUMBERED = re.compile(r"(.+?)[\W_]*([12ab])")
+
+
+def _is_pair(first: str, second: str) -> bool:
+    """Whether names are those of a pair: usual ones, or one name with 1 and 2, or A and B."""
+    one, other = (_NUMBERED.fullmatch(name.lower()) for name in (first, second))
+    numbered = one and other and one[1] == other[1] and one[2] + other[2] in ("12", "ab")
+    return bool(numbered) or (first.lower(), second.lower()) in _PAIRS
+
+
+def find_texts(pairs: bool) -> Find:
+    """Returns a function that finds a label and two columns of text: a pair, or parts of one text."""
+
+    def find(profile: Profile, given: Columns) -> Columns | None:
+        texts = [name for name, column in profile.columns.items() if column.kind == TEXT and name not in given.values()]
+        for first, second in () if {"text", "text_pair"} & given.keys() else permutations(texts, 2):
+            if pairs and _is_pair(first, second):
+                return roles(_LABEL)(profile, {"text": first, "text_pair": second} | given)
+            if not pairs and (first.lower(), second.lower()) in _JOINED:
+                return roles(_LABEL)(profile, {"text": f"{{{first}}}\n{{{second}}}"} | given)
+        return roles(_LABEL, _TEXT)(profile, given) if pairs and "text_pair" in given else None
+
+    return find
+
 
 _AUDIO = Role("audio", "file filename path", has_kind(FILES["audio"]), length)
 _TRANSCRIPT = Role("transcript", "transcription transcripts sentence utterance text", is_text)
@@ -469,6 +486,20 @@ KINDS = (
         texts=("source", "target"),
         limits=truncation(max_source_length="source", max_target_length="target"),
         settings=[translated_languages],
+    ),
+    Kind(
+        *("text", "reviews", "pairs of texts with a label"),
+        find=find_texts(pairs=True),
+        texts=("text",),
+        limits=truncation(max_length="text text_pair"),
+        settings=[label_settings],
+    ),
+    Kind(
+        *("text", "reviews", "texts in two columns with a label"),
+        find=find_texts(pairs=False),
+        texts=("text",),
+        limits=truncation(max_length="text"),
+        settings=[label_settings],
     ),
     Kind(
         *("text", "reviews", "texts with a label"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from toolkit.base.console import shorten
 from toolkit.config.keys import to_yaml
 from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
-from toolkit.data.columns import used_columns
+from toolkit.data.columns import roles, used_columns
 from toolkit.data.loading import CheckedRows, check_rows
 from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import hub_rows, load_hub
@@ -116,11 +116,11 @@ def _table(*columns: str, numbers: Sequence[str] = ()) -> Table:
 
 
 def _columns(cfg: Config, task: Task, profile: Profile) -> Table:
-    roles = {cfg.data.columns.get(name, name): name for name in used_columns(task)}
+    used = roles(task, cfg.data.columns)
     table = _table("column", "used as", "type", "empty", "different", "example", numbers=("empty", "different"))
     for column in profile.columns.values():
         example = shorten(str(column.values[0])) if column.values else ""
-        cells = shorten(column.name, NAME), shorten(roles.get(column.name, ""), NAME), column.kind
+        cells = shorten(column.name, NAME), shorten(used.get(column.name, ""), NAME), column.kind
         table.add_row(*map(_plain, (*cells, f"{column.empty:,}", f"{len(column.counts):,}", example)))
     if profile.sampled < profile.total:
         table.caption = f"of {profile.sampled:,} evenly spaced rows"
@@ -168,7 +168,14 @@ def _texts(task: Task, rows: CheckedRows) -> dict[str, list[str]]:
             texts = [text for text in train[name][:] if text]
             if texts and median(len(text.split()) for text in texts) > 1:
                 found[name] = texts
-    return found
+    return found | pairs_of(train, found)
+
+
+def pairs_of(rows: datasets.Dataset, columns: Collection[str]) -> dict[str, list[str]]:
+    """Returns the texts of pairs, which one limit truncates, by a name for both; nothing if rows have one text."""
+    if not {*PAIR} <= {*columns}:
+        return {}
+    return {" and ".join(PAIR): [" ".join(texts) for texts in zip(*(rows[name][:] for name in PAIR), strict=True)]}
 
 
 def _lengths(cfg: Config, task: Task, texts: Mapping[str, Sequence[str]]) -> Iterator[RenderableType]:
@@ -193,11 +200,15 @@ def _summary(lengths: Sequence[int]) -> list[str]:
     return [f"{number:,.0f}" for number in (median(lengths), quantile(lengths, COVERED), max(lengths))]
 
 
+PAIR = ("text", "text_pair")
+"""The columns of a pair of texts, by the tokenizers' names."""
+
+
 def limit_of(task: Task, column: str, texts: Sequence[str]) -> str | None:
     """Returns the option that truncates one of the columns of `texts`; None if there is none."""
     limits = limits_of(task.options)
     sides = {getattr(task, side, None): side for side in ("source", "target")}  # of sequence-to-sequence tasks
-    alone = len(texts) == 1 and not task.has("regroup")
+    alone = (len(texts) == 1 or column == " and ".join(PAIR)) and not task.has("regroup")
     return limits.get(column) or limits.get(sides.get(column, "input" if alone else ""))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
+from toolkit.config.templates import parts_of
 from toolkit.data.media.files import SUFFIXES
 from toolkit.data.readers.raw import RECOGNISED, RawRow, Reading
 from toolkit.data.sources import read_rows, spread
@@ -108,6 +109,14 @@ class Profile:
     sampled: int  # number of rows of the sample that can be read
     total: int  # number of rows, those included that cannot be read
     columns: Mapping[str, ColumnProfile]  # the columns by name, in the order of the file
+
+    def parts(self, given: str) -> Sequence[str]:
+        """Returns the columns of a name, or of a template of `data.columns`."""
+        return (given,) if given in self.columns else parts_of(given)
+
+    def column(self, given: str) -> ColumnProfile:
+        """Returns the column of a name, or the last one of a template, such as the body below a title."""
+        return self.columns[self.parts(given)[-1]]
 
 
 def profile(source: str, rows: Iterator[RawRow]) -> Profile:
