@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 from commands import run_command
 from exports import assert_equal_answers, exported, toolkit_answers, write_rows
+from fastapi.testclient import TestClient
 from runs import TINY, train
+
+import toolkit
+from toolkit.deploy.demo import shown
+from toolkit.deploy.serving.app import build
+from toolkit.deploy.serving.requests import Limits
 
 FAST = (*TINY, "train.learning_rate=0.01", "train.max_steps=40", "train.warmup_steps=0", "eval.eval_steps=null",
         "data.max_train_samples=null", "data.max_eval_samples=null", "checkpoint.save_steps=20")  # fmt: skip
@@ -134,7 +140,7 @@ def test_a_promise_that_cannot_be_kept_leaves_the_former_decision(copy, capsys):
     assert run_command("calibrate", copy, "--precision", "0.999") == 1
     error = capsys.readouterr().err
     assert (
-        "no threshold keeps precision 0.999 with confidence 0.95 on 200 rows; the best that can be kept is 0." in error
+        "no threshold keeps the promise on 200 rows. Promise: precision 0.999 with confidence 0.95; the best" in error
     )
     assert (copy / "decision.json").read_bytes() == before
     assert run_command("verify", copy) == 0
@@ -155,6 +161,26 @@ def test_a_changed_decision_is_found_and_may_be_replaced(copy, capsys):
     assert run_command("verify", copy) == 0
     (copy / "decision.json").unlink()
     assert run_command("predict", copy, "--input-text", "good") == 2
+
+
+def test_a_server_and_the_page_answer_as_predict_does(copy, tmp_path):
+    assert run_command("calibrate", copy, "--precision", "0.7", "--sets", "0.9") == 0
+    texts = [{"text": row["text"]} for row in rows("none", 8, 9)]
+    written = tmp_path / "answers.jsonl"
+    assert run_command("predict", copy, "--input", write_rows(tmp_path / "new.csv", texts), "--output", written) == 0
+    expected = [json.loads(line) for line in written.read_text().splitlines()]
+    opened = toolkit.load(copy)
+    with TestClient(build(opened, "run", Limits())) as client:
+        found = client.post("/predict", json={"rows": texts}).json()["predictions"]
+        answers = client.get("/openapi.json").text
+    for ours, theirs in zip(expected, found, strict=True):
+        assert {name: theirs[name] for name in ("prediction", "unsure", "prediction_set")}.items() <= ours.items()
+        prediction, scores, others = shown(theirs, opened.task.answer_columns)
+        assert (prediction, scores) == (theirs["prediction"], theirs["scores"])
+        assert others.startswith(
+            f"unsure: {str(theirs['unsure']).lower()}\nprediction_set: {theirs['prediction_set'][0]}"
+        )
+    assert "whether a person should decide" in answers
 
 
 def test_rows_of_one_file_are_checked_in_folds(copy, tmp_path, capsys):

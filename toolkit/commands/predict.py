@@ -122,14 +122,13 @@ def run_calibrate(arguments: argparse.Namespace) -> None:
     from toolkit.deploy.calibrate import calibrate_run, require_rules
     from toolkit.deploy.trained import read_settings
     from toolkit.system.launcher import require_no_launcher
-    from toolkit.tasks.heads.decisions import Promise
+    from toolkit.tasks.heads.decisions import RULES, Promise
 
     require_no_launcher("calibrate")
     for name in ("precision", "recall", "confidence", "sets"):
         if getattr(arguments, name) in (0, 1):
             raise InputError(f"--{name}: received {getattr(arguments, name):g}, must be between 0 and 1")
-    given = [name for name in ("precision", "recall") if getattr(arguments, name)] + ["best_f1"] * arguments.best_f1
-    rule = given[0] if given else None
+    rule = next((name for name in RULES if getattr(arguments, name)), None)
     value = 0.0 if rule in (None, "best_f1") else getattr(arguments, rule)
     promise, folder = Promise(rule, value, arguments.confidence, arguments.sets), expanded(arguments.run)
     task = read_settings(folder, arguments.recipe, overrides=arguments.overrides, calibrated=False)[1]

@@ -15,7 +15,7 @@ CLASSIFICATION = (
     Score("mcc"),
 )  # fmt: skip
 """The scores over all classes."""
-RANKING = (Score("roc_auc_macro"), Score("average_precision_macro"))
+RANKING = (Score("roc_auc"), Score("average_precision"))
 """The scores of `ranking_scores`."""
 PER_CLASS = ("precision", "recall", "f1")
 UNEVEN_SHARE = 0.6
@@ -60,15 +60,10 @@ def classification_scores(predictions: ArrayLike, references: ArrayLike, labels:
 
 
 def ranking_scores(scores: ArrayLike, truths: ArrayLike) -> dict[str, float]:
-    """Scores how well each label's numbers rank its rows, at all thresholds.
+    """Scores how well scores `[rows, labels]` rank the rows of each label, given truths of 0, 1 and NaN (unknown).
 
-    Args:
-        scores: `[rows, labels]`, greater for rows that are likelier to have the label.
-        truths: `[rows, labels]` of 0 and 1; NaN for unknown values, which are not scored.
-
-    Returns:
-        The means of ROC AUC and average precision over labels that some rows have and some do not; 0.0 without any, or
-        if a score is not finite.
+    Returns the means of ROC AUC and average precision over labels that some rows have and some do not; 0.0 without any,
+    or if a score is not finite.
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 

@@ -38,6 +38,10 @@ class Promise:
     confidence: float = 0.95
     sets: float | None = None  # share of rows whose set, or interval, contains the truth
 
+    def __str__(self) -> str:
+        kept = f"{self.rule} {self.value:g} with confidence {self.confidence:g}" if self.value else self.rule
+        return f"Promise: {kept or 'none'}"
+
 
 def lower_bound(hits: Any, counts: Any, error: float) -> np.ndarray:
     """Returns one-sided lower bounds of shares, `hits` of `counts`, which are wrong with probability `error`."""
@@ -66,7 +70,7 @@ STARTS, STEPS = (0.1, 0.25, 0.5, 0.75, 1.0), 100
 
 def _precise(scores: np.ndarray, right: np.ndarray, promise: Promise) -> Found:
     """Finds the lowest threshold above which rows are right; from each start, tests end at the first failure."""
-    candidates = int((scores >= promise.value / 2).sum())  # of a rare label, few rows are
+    candidates = min(len(scores), math.ceil(2 * scores.sum()))  # of a rare label, few rows are
     if not candidates:
         return None, 0.0
     order = np.argsort(-scores, kind="stable")
@@ -153,8 +157,8 @@ def fit(head: Head, rows: Rows, promise: Promise, strict: bool = True) -> dict[s
         if strict and needed and all(limit is None for limit, _ in needed):
             can = max(most for _, most in needed)
             raise RunError(
-                f"no threshold keeps {promise.rule} {promise.value:g} with confidence {promise.confidence:g} on "
-                f"{len(scores):,} rows; the best that can be kept is {can:.4g}. Lower it, or give more rows (--data)"
+                f"no threshold keeps the promise on {len(scores):,} rows. {promise}; the best that can be kept is "
+                f"{can:.4g}. Lower it, or give more rows (--data)"
             )
         found["thresholds"] = {name: limits[name][0] if limits else head.threshold for name in judged}
     if promise.sets or not head.has_probabilities:
