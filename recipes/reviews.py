@@ -226,7 +226,7 @@ class Reviews(Task):
         self.cfg = cfg
         self.head = HEADS[self.options.problem_type](self.options)
         self.state, self.best_metric, self.error_name = self.head.state, self.head.best_metric, self.head.error_name
-        self.answer_columns = self.head.answer_columns
+        self.answer_columns, self.decision_rules = self.head.answer_columns, self.head.decision_rules
 
     @property
     def scores(self) -> Sequence[Score]:
@@ -410,8 +410,14 @@ class Reviews(Task):
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
         return self.head.metrics(predictions["scores"], _targets(data))
 
+    def calibrate(self, sets: Mapping[str, tuple[Predictions, EvalData]], promise: Any) -> tuple[dict[str, Any], Any]:
+        from toolkit.tasks.heads.decisions import calibrate
+
+        rows = {name: (predictions["scores"], _targets(data)) for name, (predictions, data) in sets.items()}
+        return calibrate(self.head, rows, promise)
+
     def answer(self, record: Record) -> dict[str, Any]:
-        return self.head.answer(record)
+        return self.head.answer(record) | {name: record[name] for name in self.head.decision.get("columns", ())}
 
     def script(self) -> str:
         return f"{self.modality}_classification"
@@ -419,7 +425,8 @@ class Reviews(Task):
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         numbers = self.state["labels"] if self.options.problem_type == "regression" else []
         answers = ["prediction", "score"] if self.head.has_classes else ["prediction"]
-        several = [f"prediction_{name}" for name in numbers] if len(numbers) > 1 else answers
+        answers += self.head.decision.get("columns", ())
+        several = [f"{each}_{name}" for each in answers for name in numbers] if len(numbers) > 1 else answers
         scales = self.state.get("scales") or {}
         return {
             "windows": self.options.long_texts == "windows",

@@ -71,6 +71,8 @@ class Task(ABC):
     answer_columns: Sequence[str] = ("prediction",)
     """Columns that `toolkit predict` adds to every row. The first is `prediction`; `score` is its probability (0 to 1);
     `scores` and `n_best` are all that the model considered, and are not in tables unless asked for."""
+    decision_rules: Sequence[str] = ()
+    """Rules that `toolkit calibrate` can fit; none if it cannot calibrate."""
     error_name: str = ""
     """Name of the first number of `error`."""
     reference: ClassVar[str] = ""
@@ -328,6 +330,15 @@ class Task(ABC):
         A mapping must have the same keys for every record, because a table has a column for each of them.
         """
         return {"prediction": record["prediction"]}
+
+    def calibrate(self, sets: Mapping[str, tuple[Predictions, EvalData]], promise: Any) -> tuple[dict[str, Any], Any]:
+        """Returns the decision that keeps a promise, which becomes `state["decision"]`, and sections that check it.
+
+        Args:
+            sets: predictions and rows of the set to fit to and, if there is one, of the set to check on.
+            promise: a `toolkit.tasks.heads.decisions.Promise`.
+        """
+        raise TypeError(f"{type(self).__name__} has no calibrate")
 
     def error(self, record: Record) -> tuple[float, ...] | None:
         """Returns the error of a record of `decode`; None if it is right, or the right answer is not known.

@@ -30,6 +30,7 @@ class RunFolder:
     checkpoints = _Inside("checkpoints", "Folder of the checkpoints.")
     model = _Inside("model", "Folder of the final model and its processor.")
     model_card = _Inside("model/README.md", "The model card.")
+    decision = _Inside("decision.json", "How the model's answers are decided, by `toolkit calibrate`.")
     base = _Inside("base", "Folder of a new base model while its adapters are trained; at the end, `model/base`.")
     processor = _Inside("processor", "Folder of a processor that was built from the training rows.")
     report_html = _Inside("report.html", "The report for a browser.")
@@ -65,7 +66,8 @@ class RunFolder:
     def results(self) -> list[Path]:
         """Returns the files of predictions and of the report, which describe the model."""
         sets = [path for name in ("validation", "test") for path in (self.predictions(name), self.confusion(name))]
-        return [*sets, self.report_html, self.report_md, self.curves]
+        calibration = [self.path / f"calibration.{suffix}" for suffix in ("html", "md", "svg")]
+        return [*sets, self.report_html, self.report_md, self.curves, self.decision, *calibration]
 
     def snapshot(self, step: int) -> Path:
         """Returns the file of the weights of a step's snapshot."""

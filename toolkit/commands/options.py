@@ -215,8 +215,8 @@ def add_run(parser: argparse.ArgumentParser, bad_rows: str | None = "as the run"
     add(parser, "--per-device-eval-batch-size", default_text="as the run")
 
 
-def open_trained(arguments: argparse.Namespace, skips_rows: bool = False) -> TrainedRun:
-    """Opens the finished run; raises ToolkitError if that fails.
+def open_trained(arguments: argparse.Namespace, skips_rows: bool = False, calibrated: bool = True) -> TrainedRun:
+    """Opens the finished run, with its decision if `calibrated`; raises ToolkitError if that fails.
 
     With `skips_rows`, the command may skip unusable rows, as `data.bad_rows` or `--bad-rows` says.
     """
@@ -233,6 +233,7 @@ def open_trained(arguments: argparse.Namespace, skips_rows: bool = False) -> Tra
         arguments.trust_remote_code,
         _with_policy(arguments.overrides, arguments.bad_rows) if skips_rows else arguments.overrides,
         (*READING, *POLICY, "max_eval_samples") if skips_rows else READING,
+        calibrated,
     )
 
 

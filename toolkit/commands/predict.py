@@ -1,4 +1,4 @@
-"""Commands that use a finished run on rows: predict, evaluate.
+"""Commands that use a finished run on rows: predict, evaluate, calibrate.
 
 On any number of processes: `accelerate launch -m toolkit predict RUN --input FILE`.
 """
@@ -136,4 +136,42 @@ def _compare(arguments: argparse.Namespace, columns: Sequence[str]) -> bool:
     return gate(opened, arguments.data, bad, columns, MARGIN if margin is None else margin, output)
 
 
-COMMANDS = {"predict": Command(add_predict, run_predict), "evaluate": Command(add_evaluate, run_evaluate)}
+def add_calibrate(parser: argparse.ArgumentParser) -> None:
+    """Adds the run, the rows and the promise."""
+    options.add_run(parser, bad_rows=None)
+    options.add(parser, "--data", default_text="the run's validation rows, and its test rows to check")
+    rule = parser.add_mutually_exclusive_group()
+    precision = "least share of right answers among those that are decided; of several labels, of each"
+    rule.add_argument("--precision", type=options.fraction, metavar="P", help=precision)
+    rule.add_argument("--recall", type=options.fraction, metavar="P", help="least share of each label's rows to find")
+    rule.add_argument("--best-f1", action="store_true", help="the threshold of each label with the largest F1")
+    confidence = "probability that the promise is kept on new rows (default: 0.95)"
+    parser.add_argument("--confidence", type=options.fraction, default=0.95, metavar="P", help=confidence)
+    sets = "share of rows whose set of classes, or interval of a number (default: 0.9), contains the truth"
+    parser.add_argument("--sets", type=options.fraction, metavar="P", help=sets)
+
+
+def run_calibrate(arguments: argparse.Namespace) -> None:
+    """Fits and checks how the run decides, and stores it in the run's folder."""
+    from toolkit.deploy.calibrate import calibrate_run, require_rules
+    from toolkit.deploy.trained import read_settings
+    from toolkit.system.launcher import require_no_launcher
+    from toolkit.tasks.heads.decisions import RULES, Promise
+
+    require_no_launcher("calibrate")
+    for name in ("precision", "recall", "confidence", "sets"):
+        if getattr(arguments, name) in (0, 1):
+            raise InputError(f"--{name}: received {getattr(arguments, name):g}, must be between 0 and 1")
+    rule = next((name for name in RULES if getattr(arguments, name)), None)
+    value = 0.0 if rule in (None, "best_f1") else getattr(arguments, rule)
+    promise, folder = Promise(rule, value, arguments.confidence, arguments.sets), expanded(arguments.run)
+    task = read_settings(folder, arguments.recipe, overrides=arguments.overrides, calibrated=False)[1]
+    require_rules(task, promise)
+    calibrate_run(open_trained(arguments, calibrated=False), folder, arguments.data, promise)
+
+
+COMMANDS = {
+    "predict": Command(add_predict, run_predict),
+    "evaluate": Command(add_evaluate, run_evaluate),
+    "calibrate": Command(add_calibrate, run_calibrate),
+}

@@ -177,7 +177,7 @@ def _outputs(gr: Any, answers: Sequence[str]) -> list[Any]:
     parts = [gr.Textbox(label="prediction", lines=2, interactive=False)]
     if "scores" in answers:
         parts.append(gr.Label(label="confidence", num_top_classes=SHOWN_CLASSES))
-    elif numbers := _numbers(answers):
+    if numbers := _numbers(answers):
         parts.append(gr.Textbox(label=" and ".join(numbers), lines=len(numbers), interactive=False))
     parts += [gr.Dataframe(label=name, interactive=False) for name in TABLES if name in answers]
     return parts
@@ -188,13 +188,14 @@ def shown(answer: Mapping[str, Any], answers: Sequence[str]) -> list[Any]:
     parts: list[Any] = [_text(answer["prediction"])]
     if "scores" in answers:
         parts.append(answer["scores"])
-    elif numbers := _numbers(answers):
+    if numbers := _numbers(answers):
         parts.append("\n".join(f"{name}: {_text(answer[name])}" for name in numbers))
     return parts + [_table(answer[name]) for name in TABLES if name in answers]
 
 
 def _numbers(answers: Sequence[str]) -> list[str]:
-    return [name for name in answers if name not in ("prediction", "scores", *TABLES)]
+    shown = ("prediction", "scores", *TABLES, *(["score"] if "scores" in answers else []))
+    return [name for name in answers if name not in shown]
 
 
 def _text(value: Any) -> str:

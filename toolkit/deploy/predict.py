@@ -180,7 +180,11 @@ class AnswerOptions:
         Raises InputError if they have no score.
         """
         columns = task.answer_columns
-        if self.threshold is not None and "score" not in columns:
+        if (
+            self.threshold is not None
+            and "score" not in columns
+            and not task.state.get("decision", {}).get("thresholds")
+        ):
             raise InputError("--threshold: the predictions of this run have no score")
         if self.all_scores and not set(columns) & CONSIDERED.keys():
             raise InputError("--all-scores: the predictions of this run have a single result and no other scores")
@@ -222,7 +226,7 @@ class Answers:
             raise _changed(name)
         added = self._added(record)
         threshold = self._options.threshold
-        return added if threshold is None else added | {UNSURE: added["score"] < threshold}
+        return added if threshold is None or "score" not in added else added | {UNSURE: added["score"] < threshold}
 
     def _added(self, record: Record) -> dict[str, Any]:
         """Returns the task's columns, with columns of their own for the parts of mappings if the format is flat."""
@@ -283,6 +287,8 @@ def answer(
     if output is None or not skips_rows:
         apply_policy({each.name: each.table for each in inputs}, "error")
     data = _joined(run, inputs)
+    if options.threshold is not None and (limits := run.task.state.get("decision", {}).get("thresholds")):
+        limits.update(dict.fromkeys(limits, options.threshold))
     answers = Answers(run.task, inputs, output or Path("terminal.csv"), options)
     for each in run.omissions("input", data):
         say(f"{each}.")

@@ -16,7 +16,7 @@ from toolkit.api.run import Evaluation
 from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, say
 from toolkit.base.errors import ConfigError, InputError
-from toolkit.base.files import expanded, kind_of, read_json
+from toolkit.base.files import expanded, file_sha256, kind_of, read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import require_trusted
 from toolkit.config.messages import join
@@ -181,12 +181,13 @@ def open_finished(
     trust_remote_code: bool,
     overrides: Sequence[str],
     known: Sequence[str],
+    calibrated: bool = True,
 ) -> TrainedRun:
-    """Opens a finished run as `load` does, with `known`: the settings of the section `data` that may be changed."""
+    """Opens a finished run as `load` does; the last two arguments are those of `read_settings`."""
     if per_device_eval_batch_size is not None and per_device_eval_batch_size < 1:
         raise InputError(f"per_device_eval_batch_size: received {per_device_eval_batch_size}, must be at least 1")
     folder = expanded(run_folder)
-    cfg, task = read_settings(folder, recipe, overrides=overrides, known=known)
+    cfg, task = read_settings(folder, recipe, overrides=overrides, known=known, calibrated=calibrated)
     if changed := decoded_with(overrides):
         say(f"answers are made with {', '.join(changed)}, other than in the run's evaluation")
     size = per_device_eval_batch_size or cfg.eval.per_device_eval_batch_size
@@ -219,6 +220,7 @@ def read_settings(
     finished: bool = True,
     overrides: Sequence[str] = (),
     known: Sequence[str] = READING,
+    calibrated: bool = True,
 ) -> tuple[Config, Task]:
     """Reads a run's resolved settings and rebuilds its task.
 
@@ -228,6 +230,7 @@ def read_settings(
         finished: whether the run must have a model.
         overrides: `data.key=value` strings that change how rows are read.
         known: settings of the section `data` that may be changed.
+        calibrated: whether the task decides as `decision.json` says, if the run has one.
 
     Raises:
         ConfigError: if an override is invalid, or does not concern reading.
@@ -251,6 +254,12 @@ def read_settings(
     settings = replace(cfg.config, data=_as_trained(cfg.config.data, facts.get("working_directory") or ""))
     task = task_type(settings)
     task.state.update(state)
+    expected = facts.get("files", {}).get(files.decision.name)
+    if calibrated and (expected or files.decision.exists()):
+        if not files.decision.is_file() or file_sha256(files.decision) != expected:
+            raise InputError(f"{files.decision}: not as `toolkit calibrate` wrote it; calibrate the run again")
+        task.state["decision"] = decision = read_json(files.decision)
+        task.answer_columns = (*task.answer_columns, *decision["columns"])
     return settings, task
 
 

@@ -15,6 +15,8 @@ CLASSIFICATION = (
     Score("mcc"),
 )  # fmt: skip
 """The scores over all classes."""
+RANKING = (Score("roc_auc"), Score("average_precision"))
+"""The scores of `ranking_scores`."""
 PER_CLASS = ("precision", "recall", "f1")
 UNEVEN_SHARE = 0.6
 """Classes are uneven if the largest has a greater share of the examples."""
@@ -55,6 +57,22 @@ def classification_scores(predictions: ArrayLike, references: ArrayLike, labels:
         "mcc": float(matthews_corrcoef(references, predictions)) if len(present) > 1 else 0.0,
         **by_class(PER_CLASS, labels, np.transpose(values[:3])),
     }
+
+
+def ranking_scores(scores: ArrayLike, truths: ArrayLike) -> dict[str, float]:
+    """Scores how well scores `[rows, labels]` rank the rows of each label, given truths of 0, 1 and NaN (unknown).
+
+    Returns the means of ROC AUC and average precision over labels that some rows have and some do not; 0.0 without any,
+    or if a score is not finite.
+    """
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    pairs = [(true[known], each[known]) for each, true in zip(np.transpose(scores), np.transpose(truths), strict=True)
+             for known in [~np.isnan(true)] if len(np.unique(true[known])) == 2]  # fmt: skip
+    if not pairs or not np.isfinite(scores).all():
+        return {score.name: 0.0 for score in RANKING}
+    means = (np.mean([score(*pair) for pair in pairs]) for score in (roc_auc_score, average_precision_score))
+    return {score.name: float(mean) for score, mean in zip(RANKING, means, strict=True)}
 
 
 def classification_quality(predictions: ArrayLike, references: ArrayLike, labels: Sequence[str]) -> Quality:

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 MODEL = ("model/**/*",)
 """Files of the model, without its card, which is meant to be edited."""
-RESULTS = ("predictions*.jsonl", "report.*", "curves.svg", "confusion_*.png")
+DECISION = ("decision.json", "calibration.*")
+"""Files that `toolkit calibrate` writes."""
+RESULTS = ("predictions*.jsonl", "report.*", "curves.svg", "confusion_*.png", *DECISION)
 """Files that are written after the model."""
 BEFORE = (
     *("config.yaml", "metrics.jsonl", "uncommitted.diff", "bad_rows.jsonl", "processor/**/*", "base/**/*"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,15 +51,16 @@ def labelled_rows(cfg: Config, task: Task, run_folder: Path, file: str | None, m
         apply_policy(tables, "skip", 1.0)
         rows = tables["--data"].rows
     else:
-        rows = _own_rows(cfg, type(task)(cfg), run_folder)
+        splits = own_splits(cfg, type(task)(cfg), run_folder)
+        rows = splits["validation" if "validation" in splits else "train"]
     if not len(rows):
         raise InputError(f"there are no rows to compare the export with the run; {GIVE}")
     places = np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)
     return rows.select(places)
 
 
-def _own_rows(cfg: Config, task: Task, run_folder: Path) -> datasets.Dataset:
-    """Returns a run's validation rows, or its training rows; `task` learns its labels again, as before the run."""
+def own_splits(cfg: Config, task: Task, run_folder: Path) -> Mapping[str, datasets.Dataset]:
+    """Returns a run's rows by split; `task` learns its labels again, as before the run."""
     expected = read_json(RunFolder(run_folder).facts).get("data_fingerprints")
     data = replace(cfg.data, bad_rows="skip", max_bad_rows=1.0, stage_to=None)  # needs no copy on a fast disk
     try:
@@ -68,7 +69,7 @@ def _own_rows(cfg: Config, task: Task, run_folder: Path) -> datasets.Dataset:
         raise InputError(f"the run's own rows cannot be read again; {GIVE}.\n  Reason: {error}") from error
     if dict(checked.fingerprints) != expected:
         raise InputError(f"the data files have changed since {run_folder} was trained; {GIVE}")
-    return checked.splits["validation" if "validation" in checked.splits else "train"]
+    return checked.splits
 
 
 PARITY = "parity.json"

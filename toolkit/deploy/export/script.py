@@ -16,7 +16,8 @@ from toolkit import modalities
 from toolkit.api.batch import Processor
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
-from toolkit.base.files import expanded, write_text
+from toolkit.base.files import expanded, write_json, write_text
+from toolkit.base.run_folder import RunFolder
 from toolkit.config.messages import join
 from toolkit.config.sections import Config, DataConfig
 from toolkit.config.templates import fill, is_template, parts_of
@@ -71,7 +72,10 @@ def write_script(
     # How transformers notes what a class needs; some extractors compute spectrograms with torch.
     own = [name for name in getattr(type(processor), "__backends", ()) if name == "torch" and name not in libraries]
     needed = (*libraries, *own, *modalities.load(task.modality).LIBRARIES)
-    source = _script(template, cfg, task, model, processor, needed=needed, libraries=join(needed, "and"), **values)
+    if decision := task.state.get("decision"):
+        write_json(folder / RunFolder(folder).decision.name, decision)
+    values |= {"needed": needed, "libraries": join(needed, "and"), "decision": decision}
+    source = _script(template, cfg, task, model, processor, **values)
     write_text(folder / "predict.py", source)
     # An older library may not know the model, its tokenizer or its operations.
     exact = ("transformers", "onnxruntime")

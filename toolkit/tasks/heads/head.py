@@ -53,6 +53,14 @@ class Head(ABC):
     """Name of what `error` measures."""
     has_classes: ClassVar[bool] = False
     """Whether each row has exactly one class."""
+    has_probabilities: ClassVar[bool] = True
+    """Whether scores are probabilities, which a temperature calibrates."""
+    threshold: ClassVar[float] = 0.0
+    """The confidence from which rows are decided without a promise."""
+    decision_rules: ClassVar[Sequence[str]] = ()
+    """See `toolkit.api.task.Task.decision_rules`."""
+    decided: ClassVar[Sequence[str]] = ("unsure",)
+    """Columns that every decision adds to answers."""
     answer_columns: ClassVar[Sequence[str]] = ("prediction",)
     """See `toolkit.api.task.Task.answer_columns`."""
     overall: ClassVar[Sequence[Score]]
@@ -130,6 +138,31 @@ class Head(ABC):
             labels: the targets.
             shares: `[B]` by how much each row counts; None for 1.
         """
+
+    @property
+    def decision(self) -> Mapping[str, Any]:
+        """What `toolkit calibrate` found; empty before."""
+        return self.state.get("decision") or {}
+
+    def tempered(self, scores: np.ndarray, temperature: float) -> np.ndarray:
+        """Returns what scores `[rows, N]` become if the logits are divided by a temperature."""
+        return scores
+
+    def items(self, scores: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns probabilities and truths `[items]`, or of exclusive classes `[rows, N]` and `[rows]`."""
+        return scores, targets
+
+    def judged(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Returns confidences `[rows]`, negative where there is no answer, and which are right, by what is decided."""
+        return {}
+
+    def misses(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns by how much each row misses its truth, `[rows]`, by what has sets or intervals; NaN is unknown."""
+        return {}
+
+    def report_sections_of(self, scores: np.ndarray, targets: np.ndarray) -> list[Section]:
+        """Returns further sections about calibrated scores."""
+        return []
 
     @abstractmethod
     def predict(self, logits: Tensor) -> Tensor:

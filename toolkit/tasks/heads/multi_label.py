@@ -14,8 +14,10 @@ import numpy as np
 from toolkit.api.batch import BadRow, Record
 from toolkit.base.errors import DataError
 from toolkit.data.values import printed_list, vector
+from toolkit.metrics.classification import RANKING, ranking_scores
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_quality, multi_label_scores
 from toolkit.metrics.score import Quality
+from toolkit.tasks.heads.decisions import RULES, least_of
 from toolkit.tasks.heads.head import Head, label_weights
 from toolkit.tasks.heads.losses import shared, sigmoid_losses
 from toolkit.tasks.labels import known_label, label_text
@@ -44,7 +46,8 @@ class MultiLabel(Head):
     best_metric = "f1_micro"
     error_name = "mean distance"
     answer_columns = ("prediction", "scores")
-    overall, per_label = MULTI_LABEL, PER_LABEL
+    threshold, decision_rules = THRESHOLD, tuple(RULES)
+    overall, per_label = (*MULTI_LABEL, *RANKING), PER_LABEL
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
@@ -125,20 +128,48 @@ class MultiLabel(Head):
         return shared(torch.where(labels.isnan(), 0.0, losses), shares).sum()
 
     def predict(self, logits: Tensor) -> Tensor:
-        return logits.float().sigmoid()
+        return (logits.float() / self.decision.get("temperature", 1.0)).sigmoid()
+
+    def tempered(self, scores: np.ndarray, temperature: float) -> np.ndarray:
+        yes = scores.astype(np.float64).clip(max=1 - 2.0**-25)  # float32 rounds greater ones to 1
+        return yes ** (1 / temperature) / (yes ** (1 / temperature) + (1 - yes) ** (1 / temperature))
+
+    def items(self, scores: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return scores[~np.isnan(targets)], targets[~np.isnan(targets)]
+
+    def judged(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        known = np.where(np.isnan(targets), -1.0, scores)
+        return dict(zip(self.state["labels"], zip(known.T, targets.T == 1, strict=True), strict=True))
+
+    def chosen(self, scores: np.ndarray) -> np.ndarray:
+        """Returns which labels are predicted, as `scores`, `[..., N]`."""
+        if not self.decision:
+            return scores > THRESHOLD
+        return scores >= np.array([least_of(self.decision, name) for name in self.state["labels"]])
+
+    def report_sections_of(self, scores: np.ndarray, targets: np.ndarray) -> list[Section]:
+        from toolkit.document.blocks import Section, Table
+
+        labels, places = self.state["labels"], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+        found = [multi_label_scores(scores > place, targets, labels) for place in places]
+        names = [score.name for score in MULTI_LABEL]
+        rows = [[place, *(each[name] for name in names)] for place, each in zip(places, found, strict=True)]
+        return [Section("Scores at each threshold, the same for all labels", [Table(["threshold", *names], rows)])]
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        return multi_label_scores(scores > THRESHOLD, targets, self.state["labels"])
+        found = multi_label_scores(self.chosen(scores), targets, self.state["labels"])
+        return found | ranking_scores(scores, targets)
 
     def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
-        return multi_label_quality(scores > THRESHOLD, targets, self.state["labels"])
+        return multi_label_quality(self.chosen(scores), targets, self.state["labels"])
 
     def record(self, scores: np.ndarray, label: list[dict[str, Any]] | None) -> Record:
-        labels = self.state["labels"]
+        labels, chosen = self.state["labels"], self.chosen(scores)
         return {
             "label": None if label is None else [part["name"] for part in label if part["value"]],
-            "prediction": [name for name, score in zip(labels, scores, strict=True) if score > THRESHOLD],
+            "prediction": [name for name, one in zip(labels, chosen, strict=True) if one],
             "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
+            **({"unsure": bool((chosen != (scores > THRESHOLD)).any())} if self.decision else {}),
         }
 
     def describe(self, record: Record) -> tuple[str, str | None]:
@@ -156,7 +187,7 @@ class MultiLabel(Head):
 
         counts = np.nansum(targets, axis=0)
         table = score_table(self.state["labels"], self.metrics(scores, targets), PER_LABEL, counts)
-        return [Section(f"Labels ({name})", [table])]
+        return [Section(f"Labels ({name})", [table]), *self.report_sections_of(scores, targets)]
 
 
 def _listed(names: Sequence[str]) -> str:

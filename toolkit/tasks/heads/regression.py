@@ -40,6 +40,7 @@ class Regression(Head):
     problem_type = "regression"
     best_metric = "mse"
     error_name = "squared error"
+    has_probabilities, decision_rules, decided = False, ("sets",), ("low", "high")
     overall, per_label = REGRESSION, PER_TARGET
 
     def __init__(self, options: Any) -> None:
@@ -103,6 +104,9 @@ class Regression(Head):
         mean, deviation = self._scale(logits.double())
         return (logits.double() * deviation + mean).float()
 
+    def misses(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
+        return dict(zip(self.state["labels"], np.abs(scores - targets).T, strict=True))
+
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and standard deviation of each target, `[N]` each."""
         mean, deviation = zip(*(self.state["scales"][name] for name in self.state["labels"]), strict=True)
@@ -115,7 +119,11 @@ class Regression(Head):
         return regression_quality(scores, targets, self.state["labels"])
 
     def record(self, scores: np.ndarray, label: list[float] | None) -> Record:
-        return {"label": None if label is None else self._named(label), "prediction": self._named(scores)}
+        record = {"label": None if label is None else self._named(label), "prediction": self._named(scores)}
+        if self.decision:
+            half = np.array([*self.decision["misses"].values()])
+            record |= {"low": self._named(scores - half), "high": self._named(scores + half)}
+        return record
 
     def _named(self, numbers: Sequence[float] | np.ndarray) -> Any:
         known = [None if number is None or math.isnan(number) else float(number) for number in numbers]

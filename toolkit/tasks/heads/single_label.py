@@ -12,8 +12,16 @@ import numpy as np
 from toolkit.api.batch import IGNORE_INDEX, BadRow, Record
 from toolkit.base.errors import DataError
 from toolkit.data.values import printed_list
-from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_quality, classification_scores
+from toolkit.metrics.classification import (
+    CLASSIFICATION,
+    PER_CLASS,
+    RANKING,
+    classification_quality,
+    classification_scores,
+    ranking_scores,
+)
 from toolkit.metrics.score import Quality
+from toolkit.tasks.heads.decisions import least_of
 from toolkit.tasks.heads.head import Head, label_weights
 from toolkit.tasks.heads.losses import shared, softmax_losses
 from toolkit.tasks.labels import known_label
@@ -33,7 +41,8 @@ class SingleLabel(Head):
     error_name = "confidence"
     answer_columns = ("prediction", "score", "scores")
     has_classes = True
-    overall, per_label = CLASSIFICATION, PER_CLASS
+    decision_rules = ("precision", "sets")
+    overall, per_label = (*CLASSIFICATION, *RANKING), PER_CLASS
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
@@ -95,20 +104,46 @@ class SingleLabel(Head):
         return counted if weights is None else counted * counted.new_tensor(weights)[labels.clamp(min=0)]
 
     def predict(self, logits: Tensor) -> Tensor:
-        return logits.float().softmax(-1)
+        return (logits.float() / self.decision.get("temperature", 1.0)).softmax(-1)
+
+    def tempered(self, scores: np.ndarray, temperature: float) -> np.ndarray:
+        powers = scores.astype(np.float64) ** (1 / temperature)
+        return powers / powers.sum(1, keepdims=True)
+
+    def judged(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        best, confidence = scores.argmax(1), scores.max(1)
+        own = {name: np.where(best == place, confidence, -1.0) for place, name in enumerate(self.state["labels"])}
+        return {name: (each, best == targets) for name, each in {"": confidence, **own}.items()}
+
+    def misses(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:
+        return {"": 1 - scores[np.arange(len(targets)), targets]}
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        return classification_scores(scores.argmax(-1), targets, self.state["labels"])
+        found = classification_scores(scores.argmax(-1), targets, self.state["labels"])
+        if self.decision:
+            decided = scores.max(1) >= least_of(self.decision, "")
+            right = scores.argmax(1)[decided] == targets[decided]
+            found |= {
+                "share_decided": float(decided.mean()),
+                "accuracy_decided": float(right.sum() / max(1, right.size)),
+            }
+        return found | ranking_scores(scores, np.eye(len(self.state["labels"]))[targets])
 
     def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
         return classification_quality(scores.argmax(-1), targets, self.state["labels"])
 
     def record(self, scores: np.ndarray, label: str | None) -> Record:
-        labels = self.state["labels"]
+        labels, decided = self.state["labels"], dict[str, Any]()
+        if decision := self.decision:
+            decided = {"unsure": float(scores.max()) < least_of(decision, "")}
+        if "misses" in decision:
+            inside = (scores >= 1 - decision["misses"][""]) | (scores == scores.max())
+            decided["prediction_set"] = [name for name, one in zip(labels, inside, strict=True) if one]
         return {
             "label": label,
             "prediction": labels[int(scores.argmax())],
             "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
+            **decided,
         }
 
     def answer(self, record: Record) -> dict[str, Any]:
