@@ -223,7 +223,6 @@ class Reviews(Task):
 
         super().__init__(cfg)
         self.modality: str = self.options.modality
-        self.cfg = cfg
         self.head = HEADS[self.options.problem_type](self.options)
         self.state, self.best_metric, self.error_name = self.head.state, self.head.best_metric, self.head.error_name
         self.answer_columns, self.decision_rules = self.head.answer_columns, self.head.decision_rules
@@ -244,7 +243,7 @@ class Reviews(Task):
         from datasets import Features, List, Value
 
         labels = {"label": self.head.feature(), "renamed": List(Value("string"))}
-        weight = {"weight": Value("float64")} if "weight" in self.columns else {}
+        weight = {"weight": Value("float64")} if self.weighted else {}
         names = [self.modality, PAIR] if self.modality == "text" else [self.modality]
         return Features({name: self.inputs.feature() for name in names} | labels | weight)
 
@@ -261,6 +260,11 @@ class Reviews(Task):
         """Whether rows have a second text; None if neither the settings nor training rows have said so."""
         return self.state.get(PAIR, PAIR in self.cfg.data.columns or None)
 
+    @property
+    def weighted(self) -> bool:
+        """Whether rows have weights."""
+        return "weight" in self.cfg.data.columns
+
     def check_row(self, row: Row, labelled: bool) -> Row:
         # The label first: decoding an image takes longer.
         label = self.head.check(row["label"]) if labelled else None
@@ -272,7 +276,7 @@ class Reviews(Task):
         if self.modality == "text":
             second = row.get(PAIR)
             checked[PAIR] = self.inputs.check(second, self.options) if str(second or "").strip() else None
-        if "weight" in self.columns:
+        if self.weighted:
             checked["weight"] = _weight(row.get("weight")) if labelled else 1.0
         return checked
 
@@ -331,7 +335,7 @@ class Reviews(Task):
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
         targets = [self.head.target(label if labelled else None) for label in rows["label"]]
-        own = {"label": targets} | ({"weight": rows["weight"]} if "weight" in rows else {})
+        own: dict[str, list[Any]] = {"label": targets} | ({"weight": [*rows["weight"]]} if "weight" in rows else {})
         if self.pairs:
             from toolkit.modalities import text
 
@@ -350,7 +354,7 @@ class Reviews(Task):
         import torch
 
         batch: Batch = {"inputs": inputs, "labels": torch.tensor([row["label"] for row in features])}
-        if "weight" in self.columns:
+        if self.weighted:
             weights = torch.tensor([row["weight"] for row in features], dtype=torch.float64)
             batch["extra"] = {"weights": weights}
         return batch

@@ -61,6 +61,8 @@ class Task(ABC):
     """Name of the modality in `toolkit.modalities.MODALITIES` that builds the model's inputs."""
     best_metric: str
     """The score that selects the best model, unless the YAML names another."""
+    cfg: Config
+    """The run's settings."""
     options: Any
     """The `task` section, an instance of `Options`."""
     state: dict[str, Any]
@@ -79,11 +81,7 @@ class Task(ABC):
     """Key of a record's reference, beside `prediction`, for `eval.metrics`; empty if records have no answers."""
 
     def __init__(self, cfg: Config) -> None:
-        self.options, self.state = cfg.task, {}
-        named, known = cfg.data.columns, type(self).columns
-        self.columns = {  # type: ignore[misc]
-            name: column for name, column in known.items() if name in named or not column.opt_in
-        }
+        self.cfg, self.options, self.state = cfg, cfg.task, {}
 
     def __init_subclass__(cls) -> None:
         """Rejects public names that resemble a member's name but are not one, with a TypeError.
@@ -199,7 +197,8 @@ class Task(ABC):
     def read_columns(self) -> dict[str, Column]:
         """Returns the columns that the task reads with its options and, once it has learned it, its state."""
         options = getattr(self, "options", None)
-        return {name: column for name, column in self.columns.items() if column.used(options)}
+        named = {name for name, column in self.columns.items() if not column.opt_in or name in self.cfg.data.columns}
+        return {name: column for name, column in self.columns.items() if name in named and column.used(options)}
 
     def learn(self, rows: datasets.Dataset) -> None:
         """Fills `state` from training rows.

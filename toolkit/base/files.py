@@ -144,6 +144,11 @@ def read_json(path: Path) -> Any:
     return parse_json(read_file(path, MOST_JSON_BYTES))
 
 
+def read_lines(path: Path) -> list[Any]:
+    """Returns the values of a JSON lines file; raises OSError or ValueError if it cannot be read."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
 def parse_json(content: bytes | str) -> Any:
     """Returns a JSON value that the toolkit can process.
 

@@ -65,7 +65,8 @@ class RunFolder:
 
     def results(self) -> list[Path]:
         """Returns the files of predictions and of the report, which describe the model."""
-        sets = [path for name in ("validation", "test") for path in (self.predictions(name), self.confusion(name))]
+        names = ("validation", "test", "earlier")
+        sets = [path for name in names for path in (self.predictions(name), self.confusion(name))]
         calibration = [self.path / f"calibration.{suffix}" for suffix in ("html", "md", "svg")]
         return [*sets, self.report_html, self.report_md, self.curves, self.decision, *calibration]
 

@@ -68,6 +68,7 @@ OLDER: dict[str, Any] = {
     "train.ddp_comm_hook": "no", "train.power_sgd_rank": 4, "task.scale_targets": False,
     "task.image.mixup_alpha": 0.0, "task.image.cutmix_alpha": 0.0, "task.audio.time_masks": 0,
     "task.audio.time_mask_width": 0.1, "task.audio.frequency_masks": 0, "task.audio.frequency_mask_width": 0.2,
+    "task.truncation": "longest_first", "task.long_texts": "truncate", "task.doc_stride": None, "task.pooling": "mean",
 }  # fmt: skip
 """What runs of versions without a setting did."""
 

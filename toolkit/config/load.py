@@ -19,7 +19,7 @@ from toolkit.base.files import expanded
 from toolkit.config.keys import _TOP, _flat, apply_overrides, field_types, section_types
 from toolkit.config.launcher import ask_launcher, divide_window
 from toolkit.config.messages import Key, as_list, describe_errors, did_you_mean, join, mapping_values, show
-from toolkit.config.paths import find_fetched_data, find_shipped_data
+from toolkit.config.paths import find_fetched_data, find_run_model, find_shipped_data
 from toolkit.config.problems import Problem, touching
 from toolkit.config.sections import Config, TopLevel
 from toolkit.config.source import Origin, Settings, read_file, read_sections
@@ -117,6 +117,7 @@ def read_config(
     apply_overrides(settings, overrides, fields)
     if check_files:
         find_fetched_data(settings)
+        find_run_model(settings)
     ask_launcher(settings, environ)
     _accept_single_values(settings, fields)
     _check_columns(settings, columns)

@@ -11,6 +11,7 @@ from toolkit.base.errors import InputError, problems_of
 from toolkit.base.files import expanded, kind_of
 from toolkit.base.offline import DATASET, MODEL, Fetched, read_fetched
 from toolkit.base.package import find_shipped, is_shipped
+from toolkit.base.run_folder import RunFolder
 from toolkit.catalog.entries import command_for
 from toolkit.config.messages import did_you_mean, join, show
 from toolkit.config.problems import value_of
@@ -60,6 +61,20 @@ def find_fetched_data(settings: Settings) -> None:
         value = settings.get(key)
         if isinstance(value, str) and (found := fetched.find(".".join(key), value)):
             settings.set(key, str(found), settings.source(key))
+
+
+def find_run_model(settings: Settings) -> None:
+    """Replaces the folder of a run as the name of a model by the folder of its model."""
+    key = ("model", "name_or_path")
+    if isinstance(value := settings.get(key), str) and (run := former_run(value)) and run.path == expanded(value):
+        settings.set(key, str(Path(value) / run.model.name), settings.source(key))
+
+
+def former_run(name: str) -> RunFolder | None:
+    """Returns the finished run of which `name` is the folder, or the folder of the model; None for other names."""
+    folder = expanded(name)
+    runs = [RunFolder(path) for path in (folder, folder.parent)]
+    return next((run for run in runs if folder in (run.path, run.model, run.merged) and run.facts.is_file()), None)
 
 
 def aligned_files(name: str) -> dict[str, str]:

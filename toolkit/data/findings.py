@@ -18,6 +18,8 @@ FEW_EXAMPLES = 5
 """Labels with fewer training rows are named."""
 MOST_LISTED = 12
 """Most labels in a message; of more, the most frequent ones are named."""
+EARLIER = "earlier"
+"""Name of the set of the rows on which the run that the model comes from was validated."""
 MOST_PAIRS = 3
 """Most pairs of rows that are kept as examples."""
 
@@ -108,7 +110,8 @@ def find(
     """
     labels = {name: counts for name, part in splits.items() if (counts := task.label_counts(part.rows))}
     notes = task.label_notes(labels["train"]) if labels else []
-    pairs = list(combinations(splits, 2))
+    names = [name for name in splits if name != EARLIER]  # its rows are often validation rows again
+    pairs = [*combinations(names, 2), *(("train", name) for name in splits if name == EARLIER)]
     grouped = {name: np.setdiff1d(part.keys.groups, [NO_GROUP]) for name, part in splits.items()}
     tell_groups = group_column is not None and (chosen or len(tables) < len(splits))
     return RowFindings(

@@ -11,16 +11,21 @@ import numpy as np
 
 from toolkit.api.batch import Omission
 from toolkit.api.task import Task
+from toolkit.base.console import say
 from toolkit.base.errors import DataError
-from toolkit.config.sections import DEFAULT_SPLIT, Config
+from toolkit.base.files import read_lines
+from toolkit.base.run_folder import RunFolder
+from toolkit.config.paths import former_run
+from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig
+from toolkit.config.source import read_file
 from toolkit.data.columns import Beside, columns_in, columns_of, unused_columns
-from toolkit.data.findings import RowFindings, find, some
+from toolkit.data.findings import EARLIER, RowFindings, find, some
 from toolkit.data.keys import first_like, units
 from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import is_files, load_hub, read_rows
 from toolkit.data.splits import fold_numbers, set_aside
 from toolkit.data.staging import Stage, staged
-from toolkit.data.table import PEEKED_ROWS, HubSplit, Table, apply_policy, exclusions, load_table, skipped
+from toolkit.data.table import NUMBER, PEEKED_ROWS, HubSplit, Table, apply_policy, exclusions, load_table, skipped
 from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:
@@ -70,7 +75,8 @@ def check_rows(cfg: Config, task: Task) -> CheckedRows:
 
 
 def _checked(cfg: Config, task: Task, tables: Mapping[str, Table], sampled: bool, examined: bool) -> CheckedRows:
-    data = cfg.data
+    data, tables = cfg.data, dict(tables)
+    earlier = tables.pop(EARLIER, None)
     bad = apply_policy(tables, data.bad_rows, data.max_bad_rows)
     left = [each for table in tables.values() for each in (skipped(table), *exclusions(table))]
     if data.drop_duplicates:
@@ -85,6 +91,8 @@ def _checked(cfg: Config, task: Task, tables: Mapping[str, Table], sampled: bool
         left.append(_left(name, part, splits[name], f"rows after the first data.{option}={limit} not used"))
     if data.join_validation and "validation" in splits:
         splits["train"] = splits["train"].joined(splits.pop("validation"))
+    if earlier is not None:
+        splits[EARLIER] = earlier
     task.learn(splits["train"].rows)
     findings = RowFindings()
     if examined and not sampled:
@@ -185,4 +193,24 @@ def _tables(cfg: Config, task: Task, sample: int | None, stage: Stage | None = N
         except DataError:  # more likely because of unusable rows, which are named first
             apply_policy(tables, data.bad_rows, data.max_bad_rows)
             raise
-    return tables | {split: load(split, source) for split, source in sources.items()}
+    tables |= {split: load(split, source) for split, source in sources.items()}
+    former = former_run(cfg.model.name_or_path or "")
+    has_labels = sample is None and bool(task.label_counts(tables["train"].rows))
+    return tables | (_earlier(former, task) if former is not None and has_labels else {})
+
+
+def _earlier(former: RunFolder, task: Task) -> dict[str, Table]:
+    """Returns the rows on which a run was validated, if their file is still there and the task can read it."""
+    fields = read_file(former.config).values["data"]
+    data = DataConfig(**{name: value for name, value in fields.items() if name in vars(DataConfig())})
+    source, predictions = data.validation_file or data.train_file, former.predictions("validation")
+    if source is None or not predictions.is_file():
+        return {}
+    try:
+        table = load_table(source, task, data.columns, True, reading=Reading.of(data))
+    except (DataError, OSError) as error:
+        say(f"No scores on the validation rows of {former.path}, before and after: {error}")
+        return {}
+    numbers = [line["row"] for line in read_lines(predictions)]
+    table = table.select(np.flatnonzero(np.isin(table.rows[NUMBER][:], numbers)))
+    return {EARLIER: table} if len(table.rows) else {}

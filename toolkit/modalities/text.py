@@ -322,12 +322,12 @@ def preprocess(
         ) from error
     finally:
         forget_truncation(tokenizer)
-    columns = {name: encoded[name] for name in MODEL_INPUTS if name in encoded}
+    columns: dict[str, list[Any]] = {name: encoded[name] for name in MODEL_INPUTS if name in encoded}
     if windows:
         return _by_text(encoded, columns, options.stride, int(truncation == "only_second"))
     return columns | {
         "length": [len(ids) for ids in columns["input_ids"]],
-        "truncated_input": [bool(encoding.overflowing) for encoding in encoded.encodings],
+        "truncated_input": [bool(encoding.overflowing) for encoding in encoded.encodings or ()],
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -208,24 +208,66 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
         dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
         trust_remote_code=model.trust_remote_code, **quantization(model, config, auto_class), **attending,
     )  # fmt: skip
+    files: list[str] = []
     try:
-        with replaced(transformers.modeling_utils, "safe_open", _in_memory):
+        with replaced(transformers.modeling_utils, "safe_open", partial(_in_memory, files)):
             loaded, info = load()
     except Exception as error:
         raise pretrained_error("model.name_or_path", name, error) from error
     _reject_lost_weights(loaded, info, name)
+    _keep_labels(loaded, model, files)
     if auto_model == "AutoModelForSequenceClassification" and getattr(config, "classifier_pooling", "cls") != "mean":
         _note_pooling(name)
     return loaded
 
 
-def _in_memory(file: str, *arguments: Any, **settings: Any) -> Any:
+def _keep_labels(loaded: PreTrainedModel, model: ModelConfig, files: Sequence[str]) -> None:
+    """Gives each row of a head the weights that its label, by name, has in the `files`; those of others are new."""
+    from transformers import PreTrainedConfig
+
+    name, labels = str(model.name_or_path), list((loaded.config.id2label or {}).values())
+    fields, _ = PreTrainedConfig.get_config_dict(name, revision=model.revision or "main")
+    before = {str(label): int(place) for place, label in (fields.get("id2label") or {}).items()}
+    outside = [(key, part) for key, part in loaded.named_modules() if isinstance(part, nn.Linear)
+               and part.out_features == len(labels) and not key.startswith(f"{loaded.base_model_prefix}.")]  # fmt: skip
+    unnamed = all(re.fullmatch(r"LABEL_\d+", label) for label in before)
+    if unnamed or not outside or sorted(before, key=before.__getitem__) == labels:
+        return
+    key, head = outside[-1]
+    stored = {part: found for part, _ in head.named_parameters()
+              if (found := _stored(files, f"{key}.{part}")) is not None}  # fmt: skip
+    kept = [label for label in labels if label in before and stored]
+    fresh = nn.Linear(head.in_features, len(labels), bias=head.bias is not None)
+    loaded._init_weights(fresh)
+    with torch.no_grad():
+        for part, values in fresh.named_parameters():
+            for label in kept:
+                values[labels.index(label)] = stored[part][before[label]]
+        head.load_state_dict(fresh.state_dict())
+    both = {"new": labels, "dropped": [*before]}
+    others = {what: [repr(each) for each in names if each not in kept] for what, names in both.items()}
+    said = [f"{what}: {', '.join(each)}" for what, each in others.items() if each]
+    say(f"The head of {name} keeps its weights for {len(kept)} of {len(labels)} labels{'; '.join(['', *said])}.")
+
+
+def _stored(files: Sequence[str], name: str) -> torch.Tensor | None:
+    """Returns a tensor of the first of the files that has it."""
+    for file in dict.fromkeys(files):
+        with _in_memory([], file, framework="pt") as weights:
+            if name in weights.keys():  # noqa: SIM118
+                tensor: torch.Tensor = weights.get_tensor(name)
+                return tensor
+    return None
+
+
+def _in_memory(opened: list[str], file: str, *arguments: Any, **settings: Any) -> Any:
     """Opens weights as transformers does, but not as a map, in which they would change with the file.
 
-    Raises InputError with the file if it is truncated.
+    The file is added to `opened`. Raises InputError with the file if it is truncated.
     """
     from safetensors import SafetensorError, safe_open
 
+    opened.append(file)
     try:
         return safe_open(file, *arguments, **settings | {"backend": "pread"})
     except SafetensorError as error:

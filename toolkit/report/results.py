@@ -19,8 +19,10 @@ from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Task, reads_files
 from toolkit.base.console import LOGGER, counted, format_value, print_lines, print_table, say, shorten
 from toolkit.base.errors import Interrupted, RunError, ToolkitError
-from toolkit.base.files import disk_problem, read_json, write_json, write_text, written_whole
+from toolkit.base.files import disk_problem, read_json, read_lines, write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
+from toolkit.config.paths import former_run
+from toolkit.data.findings import EARLIER
 from toolkit.data.table import IDENTIFIER, NUMBER, SLICES
 from toolkit.document import plots, render
 from toolkit.document.blocks import Cell, Code, Figure, Gallery, Section, Table
@@ -35,7 +37,7 @@ from toolkit.report.examples import Examples, Shown, Worst
 from toolkit.report.facts import BEFORE, MODEL, RESULTS, digests, forget, sealed
 from toolkit.report.scores import Scores, described, measurements, prefix_of, quality_of
 from toolkit.report.sections import EXAMPLES, SAMPLES, WORST, Outcome, holds_all, lead, sections
-from toolkit.report.subsets import slice_blocks
+from toolkit.report.subsets import before_and_after, slice_blocks
 from toolkit.report.system import asked_rows
 from toolkit.system.phases import named_seconds
 from toolkit.tracking.jsonl import readable_lines
@@ -190,6 +192,11 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, li
         found = (evaluation.predictions, run.data.evals[name])
         own.append(Section(f"Slices ({name})", slice_blocks(run.cfg, run.task, *found, run.cfg.eval.slices)))
         own += run.task.report_sections(name, *found, run.output_dir)
+    former = former_run(run.cfg.model.name_or_path or "")
+    if former is not None and EARLIER in result.evaluations:
+        after = zip(run.data.evals[EARLIER].rows[NUMBER][:], result.evaluations[EARLIER].records, strict=True)
+        blocks = before_and_after(run.task, read_lines(former.predictions("validation")), after)
+        own.append(Section(f"Before and after, on the validation rows of {former.path}", blocks))
     outcome = Outcome(result, _facts(run), charts(history, run.best.name), shown, own, predicted)
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
     html = render.render_html(title, below, parts)

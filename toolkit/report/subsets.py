@@ -18,7 +18,7 @@ from toolkit.base.console import format_value
 from toolkit.config.sections import Config
 from toolkit.data.table import SLICES
 from toolkit.document.blocks import Block, Table, Text
-from toolkit.metrics.intervals import FEWEST_EXAMPLES, Interval, percentiles, resamples
+from toolkit.metrics.intervals import FEWEST_EXAMPLES, Gain, Interval, holm, percentiles, resamples
 from toolkit.metrics.score import Score
 
 if TYPE_CHECKING:
@@ -115,6 +115,41 @@ def main_score(cfg: Config, task: Task) -> Score:
     name = best_metric(cfg, task).name.removeprefix("eval_")
     scores = {score.name: score for score in task.scores}
     return scores.get(name) or scores[task.best_metric]
+
+
+def before_and_after(task: Task, before: Sequence[Record], after: Iterable[tuple[int, Record]]) -> list[Block]:
+    """Returns the shares of an earlier run's validation rows that were right and are right now, by label.
+
+    Args:
+        task: says which answers are right.
+        before: the lines of the earlier run's predictions.
+        after: the numbers of rows with their records now.
+    """
+    former, right = {line["row"]: line for line in before}, defaultdict[str, list[tuple[bool, bool]]](list)
+    for row, record in after:
+        line, label = former.get(row, {}), record[task.reference]
+        if line.get(task.reference) == label:
+            both = (task.error(line) is None, task.error(record) is None)
+            for name in ("", *dict.fromkeys([label] if isinstance(label, str) else label)):
+                right[name].append(both)
+    compared = len(right.pop("", []))
+    counts = {name: (sum(was for was, _ in own), sum(now for _, now in own)) for name, own in right.items()}
+    gains = {
+        name: Gain.of_counts(sum(now > was for was, now in own), sum(was > now for was, now in own), len(own))
+        for name, own in right.items() if len(own) >= FEWEST_EXAMPLES
+    }  # fmt: skip
+    ends = dict(zip(gains, holm([*gains.values()], 0.0), strict=True))
+    rows = [
+        [name, len(own), *(count / len(own) for count in counts[name]), *(ends.get(name) or (None, None))]
+        for name, own in sorted(right.items())
+    ]
+    lost = ", ".join(name for name, span in ends.items() if span.high < 0)
+    told = [f"Forgotten in part: {lost}." if lost else "No label is proven to have lost right answers."]
+    told += [f"{len(former) - compared} of its {len(former)} rows cannot be read now, or have another label."] * (
+        compared < len(former)
+    )
+    header = ["label", "rows", "right before", "right now", "change, 95 % from", "to"]
+    return [*map(Text, told), Table(header, rows, sortable=True)] if rows else []
 
 
 MOST_VALUES, WORST = 100, 3

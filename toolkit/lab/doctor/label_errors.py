@@ -6,7 +6,6 @@ every class. Look at each finding: a weak model is often confident and wrong.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from toolkit.api.batch import Record
 from toolkit.api.task import Task
 from toolkit.base.console import counted, shorten
 from toolkit.base.errors import InputError
-from toolkit.base.files import read_json
+from toolkit.base.files import read_json, read_lines
 from toolkit.base.run_folder import RunFolder
 from toolkit.data.loading import check_rows
 from toolkit.deploy.trained import read_settings
@@ -87,7 +86,7 @@ def _add(run: Path, recipe: Path, parts: list[Part], rows: list[int], records: l
 
 def _lines(file: Path) -> list[Any]:
     try:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        return read_lines(file)
     except (OSError, ValueError) as error:
         raise InputError(f"--run: {file} cannot be read: {error}") from error
 

@@ -81,7 +81,7 @@ def overview(shown: Subject) -> Iterator[RenderableType]:
     """Yields the parts of the overview."""
     cfg, task, rows = shown.cfg, shown.task, shown.rows
     files = {"train": cfg.data.train_file, "validation": cfg.data.validation_file, "test": cfg.data.test_file}
-    parts = [f"{len(part):,} {name}{'' if files[name] else ' (set aside)'}" for name, part in rows.splits.items()]
+    parts = [f"{len(part):,} {name}{'' if files.get(name) else ' (set aside)'}" for name, part in rows.splits.items()]
     yield f"{shown.profile.source}: {' + '.join(parts)} rows"
     yield _columns(cfg, task, shown.profile)
     if rows.findings.labels:

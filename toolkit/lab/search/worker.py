@@ -64,8 +64,8 @@ class Watcher(Callback):
         Raises ConfigError if there are no validation rows; _Reached if the run turns out to be at the end of its
         segment.
         """
-        evals = {name: rows for name, rows in run.data.evals.items() if name != "test"}
-        if "validation" not in evals:
+        evals = {name: rows for name, rows in run.data.evals.items() if name == "validation"}
+        if not evals:
             raise ConfigError(["data.validation_file: a search compares trials on validation rows, and there are none"])
         self.run = replace(run, data=replace(run.data, evals=evals))
         # After a return to a checkpoint, repeated evaluations count once.
