@@ -31,7 +31,7 @@ from toolkit.optim.optimizers import rates
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_config.json")
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 """Names of weight files; a model's folder contains one of them."""
 
 
@@ -56,6 +56,9 @@ def weight_problems(case: Case) -> list[str]:
         return []
     if any(there):
         return []
+    if (Path(name) / "adapter_config.json").is_file():
+        return [f"model.name_or_path: received {name!r}, which has adapters only; merge them into their model (`toolkit "
+                "merge RUN`), and name RUN/merged"]  # fmt: skip
     return [f"model.name_or_path: received {name!r}, but there are no safetensors weights in {place}"]
 
 

@@ -195,8 +195,9 @@ def _tables(cfg: Config, task: Task, sample: int | None, stage: Stage | None = N
             raise
     tables |= {split: load(split, source) for split, source in sources.items()}
     former = former_run(cfg.model.name_or_path or "")
-    has_labels = sample is None and bool(task.label_counts(tables["train"].rows))
-    return tables | (_earlier(former, task) if former is not None and has_labels else {})
+    if former is None or sample is not None or not task.label_counts(tables["train"].rows):
+        return tables
+    return tables | _earlier(former, task)
 
 
 def _earlier(former: RunFolder, task: Task) -> dict[str, Table]:
