@@ -36,7 +36,7 @@ FEW = ("train.max_steps=1", "train.learning_rate=0.0", "model.from_config=null",
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a run that knows three labels."""
     folder = tmp_path_factory.mktemp("goes_on")
-    train("reviews/smoke", folder / "old", *data(folder, "old", ["tree", "fish", "bird"]), "train.num_train_epochs=3",
+    train("reviews/smoke", folder / "old", *data(folder, "old", ["tree", "fish", "bird"]), "train.num_train_epochs=10",
           "train.learning_rate=0.003")  # fmt: skip
     return folder / "old"
 
