@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,6 @@ def test_forgotten_labels_are_named(old, tmp_path):
 
 
 def test_a_run_without_its_validation_rows_is_still_a_model(old, tmp_path, caplog):
-    import shutil
-
     shutil.copytree(old, tmp_path / "old")
     config = tmp_path / "old" / "config.yaml"
     config.write_text(config.read_text().replace("old_validation", "gone_validation"))

@@ -57,8 +57,8 @@ def weight_problems(case: Case) -> list[str]:
     if any(there):
         return []
     if (Path(name) / "adapter_config.json").is_file():
-        return [f"model.name_or_path: received {name!r}, which has adapters only; merge them into their model (`toolkit "
-                "merge RUN`), and name RUN/merged"]  # fmt: skip
+        return [f"model.name_or_path: received {name!r}, which has adapters only; merge them (`toolkit merge RUN`), "
+                "and name RUN/merged"]  # fmt: skip
     return [f"model.name_or_path: received {name!r}, but there are no safetensors weights in {place}"]
 
 

@@ -140,10 +140,15 @@ def before_and_after(task: Task, before: Sequence[Record], after: Iterable[tuple
     }  # fmt: skip
     ends = dict(zip(gains, holm([*gains.values()], 0.0), strict=True))
     rows = [
-        [name, len(own), *(count / len(own) for count in counts[name]), *(ends.get(name) or (None, None))]
+        [
+            name,
+            len(own),
+            *(count / len(own) for count in counts[name]),
+            *(np.clip(ends[name], -1, 1) if name in ends else (None, None)),
+        ]
         for name, own in sorted(right.items())
     ]
-    lost = ", ".join(name for name, span in ends.items() if span.high < 0)
+    lost = ", ".join(sorted(name for name, span in ends.items() if span.high < 0))
     told = [f"Forgotten in part: {lost}." if lost else "No label is proven to have lost right answers."]
     told += [f"{len(former) - compared} of its {len(former)} rows cannot be read now, or have another label."] * (
         compared < len(former)
