@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import random
+from pathlib import Path
 
+import pair_runs
 import pytest
 from commands import run_command
 from exports import assert_equal_answers, exported, write_rows
-from runs import SGD, assert_splits_agree, lines, train
+from launching import fork
+from runs import FLOAT64, SGD, assert_splits_agree, lines, train, weights
 from tolerances import float32_tolerance
 
 from toolkit.base.errors import ConfigError, DataError
@@ -117,6 +120,44 @@ def test_a_column_named_weight_is_a_weight_only_if_asked(rows, tmp_path):
 def test_weights_and_windows_that_do_not_fit_are_rejected(settings, message, rows, tmp_path):
     with pytest.raises((ConfigError, DataError), match=message):
         train("reviews", tmp_path / "run", *rows("single_label_classification"), "task.max_length=64", *settings)
+
+
+WINDOWS = ("task.long_texts=windows", "task.max_length=12", "data.columns.weight=weight")
+PAIRS = (*WINDOWS, "data.columns.text_pair=label", "task.truncation=only_first")
+
+
+@pytest.mark.parametrize("settings", [WINDOWS, PAIRS])
+def test_windows_are_trained_alike_without_padding(settings, rows, tmp_path):
+    for unpadded in ("true", "false"):
+        train("reviews", tmp_path / unpadded, *STEPS, *rows("single_label_classification"), *settings,
+              f"train.unpadded={unpadded}", "task.pooling=max", double=True)  # fmt: skip
+    found, expected = (weights(tmp_path / unpadded) for unpadded in ("true", "false"))
+    assert max(float((found[name] - expected[name]).abs().max()) for name in found) < FLOAT64
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
+@pytest.mark.parametrize("settings", [WINDOWS, PAIRS])
+def test_two_processes_train_windows_as_one_does(settings, engine, rows, tmp_path):
+    own = (*STEPS, *rows("single_label_classification"), *settings, f"engine={engine}")
+    splits = {name: [f"train.per_device_train_batch_size={name[0]}", f"train.gradient_accumulation_steps={name[2]}"]
+              for name in ("8x1", "2x2")}  # fmt: skip
+    train("reviews", tmp_path / "8x1", *own, *splits["8x1"], double=True)
+    fork([Path(pair_runs.__file__), tmp_path / "2x2", *own, *splits["2x2"]], 2)
+    found, expected = weights(tmp_path / "2x2"), weights(tmp_path / "8x1")
+    assert max(float((found[name] - expected[name]).abs().max()) for name in found) < FLOAT64
+
+
+def test_a_pair_is_read_in_windows_of_the_text_that_is_chosen(rows, tmp_path, caplog):
+    settings = (*SGD, "train.max_steps=1", *rows("single_label_classification"), *WINDOWS)
+    pair = ("data.columns.text_pair=label", "train.per_device_train_batch_size=21")
+    with pytest.raises(DataError, match="received longest_first, expected only_first or only_second"):
+        train("reviews", tmp_path / "run", *settings, *pair)
+    train("reviews", tmp_path / "run", *settings, *pair, "task.truncation=only_first")
+    longer = [
+        i for i in range(21) if 2 * (1 + i % 7) + 1 + 3 > 12
+    ]  # two words each, the label, and three special tokens
+    assert f"{len(longer)} of 21 texts have more than 12 tokens" in caplog.text
 
 
 @pytest.mark.slow
