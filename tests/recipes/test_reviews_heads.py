@@ -14,6 +14,7 @@ from exports import assert_equal_answers, exported, write_rows
 from launching import fork
 from runs import FLOAT64, SGD, assert_splits_agree, lines, train, weights
 from tolerances import float32_tolerance
+from transformers import AutoTokenizer
 
 from toolkit.base.errors import ConfigError, DataError
 from toolkit.tasks.heads.single_label import SingleLabel
@@ -154,10 +155,10 @@ def test_a_pair_is_read_in_windows_of_the_text_that_is_chosen(rows, tmp_path, ca
     with pytest.raises(DataError, match="received longest_first, expected only_first or only_second"):
         train("reviews", tmp_path / "run", *settings, *pair)
     train("reviews", tmp_path / "run", *settings, *pair, "task.truncation=only_first")
-    longer = [
-        i for i in range(21) if 2 * (1 + i % 7) + 1 + 3 > 12
-    ]  # two words each, the label, and three special tokens
-    assert f"{len(longer)} of 21 texts have more than 12 tokens" in caplog.text
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    whole = [len(tokenizer("fine words " * (1 + i % 7), "abbbc"[i % 5])["input_ids"]) for i in range(21)]
+    assert f"{sum(count > 12 for count in whole)} of 21 texts have more than 12 tokens" in caplog.text
+    assert f"truncated, {sum(min(count, 12) for count in whole) / sum(whole):.1%} of the tokens" in caplog.text
 
 
 @pytest.mark.slow
