@@ -51,7 +51,7 @@ class ModelConfig:
     __pydantic_config__ = STRICT
 
     name_or_path: str | None = None
-    """Hub id or local folder of a pretrained model (safetensors weights)."""
+    """Hub id or local folder of a pretrained model (safetensors weights), or the folder of a run."""
     revision: str | None = None
     """Branch, tag or commit of a hub id; pin a commit for repeatable runs."""
     from_config: dict[str, Any] | None = None
