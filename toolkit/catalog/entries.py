@@ -24,10 +24,7 @@ MAX_FILE_BYTES = 2**28
 
 
 def agxqa(raw: Path, target: Path) -> None:
-    """Splits the documents at random: 70 % for training, 15 % for validation; the rest is not used.
-
-    The relevance of contexts to questions is a second form of each part, in which no pair crosses parts.
-    """
+    """Splits the documents at random: 70 % for training, 15 % for validation; pairs questions with texts of a part."""
     (source,) = raw.glob("*.json")
     documents = json.loads(source.read_text(encoding="utf-8"))["data"]
     train, validation = _cut(documents, 0.7, 0.85)
@@ -38,7 +35,7 @@ def agxqa(raw: Path, target: Path) -> None:
 
 
 NEGATIVES = 3
-"""Texts without the answer for each question, if there are as many."""
+"""Texts without the answer for each question."""
 
 
 def _relevance(documents: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:

@@ -167,3 +167,14 @@ def _named(variant: Mapping[str, Any], number: int) -> str:
 
 def _line(curve: Sequence[Sequence[float]]) -> Line:
     return [step for step, _ in curve], [loss for _, loss in curve]
+
+
+def growth(rows: Mapping[str, Any], name: str, score: Mapping[str, Any]) -> Drawing:
+    """Draws a score over the number of training rows; the power law and the intervals are thin lines."""
+    counts, ends = rows["rows"], score["ends"]
+    thin: list[Line] = [([count] * 2, pair) for count, pair in zip(counts, ends, strict=True) if pair]
+    if not score["reason"]:
+        (a, b, c), places = score["law"], np.geomspace(counts[0], counts[-1] + rows["more"])
+        thin.append((places.tolist(), (a - b * places**-c).tolist()))
+    lines, x_label = {name: (counts, score["means"])}, "training rows"
+    return line_chart(lines, thin={name: thin}, title=name, x_label=x_label, y_label=name, point="rows")
