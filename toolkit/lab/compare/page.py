@@ -392,14 +392,14 @@ def worth(found: Found) -> Iterator[Block]:
     if not (rows := found.get("rows")):
         return
     more, (metric, main), *classes = f"{rows['more']:,} more rows", *rows["scores"].items()
-    name, reason = metric.removeprefix("eval_"), main["reason"]
-    yield Text(f"{more}: {f'no estimate of {name}, because {reason}' if reason else f'{_gain(main)} {name}'}.")
+    name, law = metric.removeprefix("eval_"), "{:.3g} {:+.3g} / rows^{:.2g}".format(*main.get("law", (0, 0, 0)))
+    estimate = main["reason"] and f"no estimate, because {main['reason']}"
+    yield Text(f"{more}: {name} {estimate or f'{_gain(main)}, by the power law {law}'}.")
     yield Text("With each seed, larger parts contain the smaller ones, for the same epochs and validation rows.")
     yield Figure(f"{name} over training rows", pictures.growth(rows, name, main), file="rows.svg")
     known = sorted((pair for pair in classes if not pair[1]["reason"]), key=lambda pair: -pair[1]["gain"])[:10]
     if table := [[each.partition("/")[2], *score["means"], _gain(score)] for each, score in known]:
-        header = ["F1 of class", *(f"{count:,.0f} rows" for count in rows["rows"]), more]
-        yield Table(header, table, caption="Classes that would gain most")
+        yield Table(["F1 of class", *(f"{n:,.0f} rows" for n in rows["rows"]), more], table, caption="Largest gains")
 
 
 def _gain(score: Mapping[str, Any]) -> str:

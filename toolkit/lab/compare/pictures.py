@@ -171,10 +171,10 @@ def _line(curve: Sequence[Sequence[float]]) -> Line:
 
 def growth(rows: Mapping[str, Any], name: str, score: Mapping[str, Any]) -> Drawing:
     """Draws a score over the number of training rows; the power law and the intervals are thin lines."""
-    counts, ends = rows["rows"], score["ends"]
-    thin: list[Line] = [([count] * 2, pair) for count, pair in zip(counts, ends, strict=True) if pair]
+    counts, label = rows["rows"], "training rows"
+    thin: list[Line] = [([count] * 2, ends) for count, ends in zip(counts, score["ends"], strict=True) if ends]
     if not score["reason"]:
         (a, b, c), places = score["law"], np.geomspace(counts[0], counts[-1] + rows["more"])
-        thin.append((places.tolist(), (a - b * places**-c).tolist()))
-    lines, x_label = {name: (counts, score["means"])}, "training rows"
-    return line_chart(lines, thin={name: thin}, title=name, x_label=x_label, y_label=name, point="rows")
+        thin.append((places.tolist(), (a + b * places**-c).tolist()))
+    line = {name: (counts, score["means"])}
+    return line_chart(line, thin={name: thin}, title=f"{name} over {label}", x_label=label, y_label=name, point="rows")

@@ -245,7 +245,7 @@ def _interval(runs: Runs, name: str) -> tuple[float | None, float | None]:
 
 def _draws(runs: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
     """Returns the bootstrap values of a metric `[runs, draws]`, of as many draws as all runs have."""
-    draws = [run["metrics"][name]["draws"] for run in runs]
+    draws = [run["metrics"].get(name, {"draws": []})["draws"] for run in runs]
     count = min(map(len, draws))
     return np.array([values[:count] for values in draws], dtype=float)
 
@@ -255,8 +255,8 @@ EXPONENTS, CURVES, LEAST_EXPLAINED = np.linspace(0.05, 2, 118), 1000, 0.9
 
 
 def power_law(rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Fits `a - b * rows ** -c` (Hestness et al. 2017, arXiv 1712.00409) to scores `[P, N]`; returns the three `[3, N]`."""
-    terms = np.stack([np.ones((len(EXPONENTS), len(rows))), -(rows ** -EXPONENTS[:, None])], axis=2)
+    """Fits `a + b * rows ** -c` (Hestness et al. 2017, arXiv 1712.00409) to scores `[P, N]`; returns them, `[3, N]`."""
+    terms = np.stack([np.ones((len(EXPONENTS), len(rows))), rows ** -EXPONENTS[:, None]], axis=2)
     fitted = np.linalg.pinv(terms) @ scores
     best = ((terms @ fitted - scores) ** 2).sum(axis=1).argmin(axis=0)
     return np.stack([*fitted[best, :, np.arange(len(best))].T, EXPONENTS[best]])
@@ -281,13 +281,13 @@ def _worth(parts: Sequence[Sequence[Measured]], score: Score, rows: np.ndarray, 
     found = {"means": means.tolist(), "ends": [percentiles(each) for each in curves], "reason": None}
     if len(set(rows)) < 4 or not np.isfinite(means).all():
         return found | {"reason": "it was not measured for four different numbers of rows"}
-    worse, change = (means[-1] > means[0]) != score.greater_is_better, percentiles(curves[-1] - curves[0])
-    if worse or (change and change.low <= 0 <= change.high):
+    better, change = means[-1] - means[0], percentiles(curves[-1] - curves[0])
+    if (better if score.greater_is_better else -better) <= 0 or (change and change.low <= 0 <= change.high):
         return found | {"reason": f"it does not clearly improve from {rows[0]:,.0f} to {last:,.0f} rows"}
     a, b, c = law = power_law(rows, means[:, None])[:, 0]
-    if (explained := 1 - np.mean((a - b * rows**-c - means) ** 2) / means.var()) < LEAST_EXPLAINED:
+    if (explained := 1 - np.mean((a + b * rows**-c - means) ** 2) / means.var()) < LEAST_EXPLAINED:
         return found | {"reason": f"a power law explains only {explained:.0%} of its variance"}
-    gain, gains = (b * (last**-c - (last + more) ** -c) for _, b, c in (law, power_law(rows, curves)))
+    gain, gains = (b * ((last + more) ** -c - last**-c) for _, b, c in (law, power_law(rows, curves)))
     return found | {"law": law.tolist(), "gain": float(gain), "interval": percentiles(gains)}
 
 

@@ -213,9 +213,8 @@ def of_question(question: Question, cfg: Config, processes: int, steps: int | No
     """Returns the variants of a predefined comparison on a number of processes; `steps` replaces those configured."""
     if question.variants:
         steps, every = steps or cfg.train.max_steps, [dict(settings) for settings in question.variants]
-        for settings in every if steps > 0 else ():
-            if share := settings.get(FRACTION):  # as many epochs
-                settings["train.max_steps"] = str(max(1, round(float(share) * steps)))
+        for part in (each for each in every if steps > 0 and FRACTION in each):  # as many epochs of fewer rows
+            part["train.max_steps"] = str(max(1, round(float(part[FRACTION]) * steps)))
         return [Variant(named(settings), settings) for settings in every]
     base = plain_settings(cfg)
     found = [*techniques(processes), *by_deepspeed(processes), DATA_PARALLEL]
