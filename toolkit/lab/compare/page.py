@@ -392,9 +392,8 @@ def worth(found: Found) -> Iterator[Block]:
     if not (rows := found.get("rows")):
         return
     more, (metric, main), *classes = f"{rows['more']:,} more rows", *rows["scores"].items()
-    name, law = metric.removeprefix("eval_"), "{:.3g} {:+.3g} / rows^{:.2g}".format(*main.get("law", (0, 0, 0)))
-    estimate = main["reason"] and f"no estimate, because {main['reason']}"
-    yield Text(f"{more}: {name} {estimate or f'{_gain(main)}, by the power law {law}'}.")
+    name, reason = metric.removeprefix("eval_"), main["reason"]
+    yield Text(f"{more}: {name} {f'cannot be told, because {reason}' if reason else f'{_gain(main)} by a power law'}.")
     yield Text("With each seed, larger parts contain the smaller ones, for the same epochs and validation rows.")
     yield Figure(f"{name} over training rows", pictures.growth(rows, name, main), file="rows.svg")
     known = sorted((pair for pair in classes if not pair[1]["reason"]), key=lambda pair: -pair[1]["gain"])[:10]

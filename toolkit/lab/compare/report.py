@@ -172,7 +172,7 @@ def build(
         "energy_source": example.get("energy_source"),
         "costs": sums_of(run["figures"] for runs in measured.values() for run in runs.values()),
         "before_training": _before(measured, metric.name),
-        "rows": worth_of_rows(list(measured.values()), metric) if facts["preset"] == "rows" else None,
+        "rows": worth_of_rows(list(measured.values()), metric) if facts.get("preset") == "rows" else None,
         "best": None if best is None else _kept(comparison, best, repeats),
         "variants": [
             {
