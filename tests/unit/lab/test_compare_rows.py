@@ -53,7 +53,8 @@ def test_a_smaller_fraction_is_part_of_a_larger_one_with_the_same_validation_row
         found = rows_of(*data, f"data.train_fraction={fraction}")
         train = found.splits["train"]
         assert (len(train), found.splits["validation"]["text"][:]) == (round(fraction * total), texts)
-        assert larger > (larger := set(train["text"][:]))
+        assert larger > set(train["text"][:])
+        larger = set(train["text"][:])
         assert train["_number"][:] == sorted(train["_number"][:])
         counts = [train["label"][:].count(name) for name in ("bad", "good", "rare")]
         assert counts[:2] == pytest.approx([fraction * 90, fraction * 54], abs=1.5)

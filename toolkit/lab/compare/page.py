@@ -391,8 +391,8 @@ def worth(found: Found) -> Iterator[Block]:
     """Yields what more rows would add, the curve, and the classes that would gain most."""
     if not (rows := found.get("rows")):
         return
-    more, (metric, main), *classes = f"{rows['more']:,} more rows", *rows["scores"].items()
-    name, reason = metric.removeprefix("eval_"), main["reason"]
+    (metric, main), *classes = rows["scores"].items()
+    name, reason, more = metric.removeprefix("eval_"), main["reason"], f"{rows['more']:,} more rows"
     yield Text(f"{more}: {name} {f'cannot be told, because {reason}' if reason else f'{_gain(main)} by a power law'}.")
     yield Text("With each seed, larger parts contain the smaller ones, for the same epochs and validation rows.")
     yield Figure(f"{name} over training rows", pictures.growth(rows, name, main), file="rows.svg")
