@@ -11,11 +11,11 @@ import gzip
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 Row = TypeVar("Row")
 
@@ -24,13 +24,34 @@ MAX_FILE_BYTES = 2**28
 
 
 def agxqa(raw: Path, target: Path) -> None:
-    """Splits the documents at random: 70 % for training, 15 % for validation; the rest is not used."""
+    """Splits the documents at random: 70 % for training, 15 % for validation; pairs questions with texts of a part."""
     (source,) = raw.glob("*.json")
     documents = json.loads(source.read_text(encoding="utf-8"))["data"]
     train, validation = _cut(documents, 0.7, 0.85)
     for name, part in (("train", train), ("validation", validation)):
         text = json.dumps({"version": "1.1", "data": part}, ensure_ascii=False)
         (target / f"{name}.json").write_bytes(text.encode())
+        _write_csv(target / f"relevance_{name}.csv", [("question", "context", "label"), *_relevance(part)])
+
+
+NEGATIVES = 3
+"""Texts without the answer for each question."""
+
+
+def _relevance(documents: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Yields each question with its texts, and with random others in which it is not asked (seed 0)."""
+    asked: dict[str, list[str]] = {}
+    texts: list[str] = []
+    for paragraph in (paragraph for document in documents for paragraph in document["paragraphs"]):
+        texts.append(paragraph["context"].strip())
+        for question in paragraph["qas"]:
+            asked.setdefault(question["question"].strip(), []).append(texts[-1])
+    generator = random.Random(0)
+    for question, right in asked.items():
+        others = [text for text in dict.fromkeys(texts) if text not in right]
+        wrong = generator.sample(others, min(NEGATIVES, len(others)))
+        yield from ((question, text, "relevant") for text in dict.fromkeys(right))
+        yield from ((question, text, "not relevant") for text in wrong)
 
 
 def customer_reviews(raw: Path, target: Path) -> None:
@@ -43,8 +64,7 @@ def customer_reviews(raw: Path, target: Path) -> None:
     rows = sorted({(text.strip(), classes[label.strip()]) for text, label in labelled})
     train, validation = _cut(rows, 0.75, 0.87)
     for name, part in (("train", train), ("validation", validation)):
-        with (target / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([("text", "label"), *part])
+        _write_csv(target / f"{name}.csv", [("text", "label"), *part])
 
 
 def multi30k(raw: Path, target: Path) -> None:
@@ -140,6 +160,19 @@ def spoken_digits(raw: Path, target: Path) -> None:
         raise ValueError(f"{len(wanted)} clips are not in the archive, for instance recordings/{min(wanted)}")
 
 
+SICK = {"train": "SICK_train.txt", "validation": "SICK_trial.txt", "test": "SICK_test_annotated.txt"}
+"""Files of SICK, by the part that each is published for."""
+
+
+def sick(raw: Path, target: Path) -> None:
+    """Names the three published parts, which are tab-separated, as they are used."""
+    for name, file in SICK.items():
+        content = (raw / file).read_bytes()
+        if not content.startswith(b"pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"):
+            raise ValueError(f"{file} does not begin with the names of the columns")
+        (target / f"{name}.tsv").write_bytes(content)
+
+
 def wikitext2(raw: Path, target: Path) -> None:
     """Extracts the three published parts."""
     import zipfile
@@ -156,6 +189,11 @@ def _cut(rows: list[Row], first: float, second: float) -> tuple[list[Row], list[
     random.Random(0).shuffle(shuffled)
     start, end = int(first * len(shuffled)), int(second * len(shuffled))
     return shuffled[:start], shuffled[start:end]
+
+
+def _write_csv(path: Path, rows: Iterable[Sequence[str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
 
 
 def _unpacked_lines(path: Path) -> list[str]:
@@ -204,7 +242,8 @@ def _github(repository: str, revision: str, path: str) -> Source:
 
 CATALOG: dict[str, CatalogEntry] = {
     "agxqa": CatalogEntry(
-        summary="questions about farming, answered from a text: 392 for training, 71 for validation (English)",
+        summary="questions about farming, answered from a text: 392 for training, 71 for validation (English); "
+        "the same questions with texts that answer them or not, as pairs",
         licence="Apache-2.0",
         homepage="https://github.com/MSU-CECO/agxqa_benchmark_v1",
         sources=(
@@ -218,6 +257,8 @@ CATALOG: dict[str, CatalogEntry] = {
         sha256={
             "train.json": "b55c6f2873c0735026c30dcd6b27e7771cbe8892c75cbdc07961110c8f3929e2",
             "validation.json": "801bf13ecc37728af9f95398233a0a3ff3beda8125ad1de5b30ae2730b882b99",
+            "relevance_train.csv": "e9fe24bc0f5791eb6114468b8ed25a8816d6287e50679582b719b13c9647f355",
+            "relevance_validation.csv": "ba4bcd9c01965b19b9fb23ea56a77ab6d871005c1f043a39eaaf5500b6fd3761",
         },
     ),
     "customer_reviews": CatalogEntry(
@@ -297,6 +338,22 @@ CATALOG: dict[str, CatalogEntry] = {
             "train": "9c95eeb48fc01abfa3c54f6f120a0e090cd90195e677f4b09f751acdbddf17b4",
             "validation": "6cee8b4fc7b368a77fdf6be3a46f4753b703d5f66e153501e5821c6930b101a4",
             "test": "41930063d608b30cb72924a2118e6f8fbcdb1801360b622b7cfa05e297c025c6",
+        },
+    ),
+    "sick": CatalogEntry(
+        summary="SICK (SemEval 2014), pairs of sentences with entailment and relatedness, as published: 4,500 for "
+        "training, 500 for validation, 4,927 to test (English)",
+        licence="CC BY-NC-SA 3.0 (not for commercial use)",
+        homepage="https://alt.qcri.org/semeval2014/task1/",
+        sources=tuple(
+            _github("brmson/dataset-sts", "e1d3375f5b3bc24f21aa4e46f96eb379e9fc1081", f"data/sts/sick2014/{file}")
+            for file in SICK.values()
+        ),
+        convert=sick,
+        sha256={
+            "train.tsv": "266cf8047149bd1d68138dd30439f3122bff30069740ac6705bb6197d9f1b48e",
+            "validation.tsv": "5a88cfb62f8c6bd2a3cce0f2421ba2cb8c2be5ab4a800f6f01e2c64aafb7db56",
+            "test.tsv": "2b8aa806658d6fc23c6824c83776c2d4fee7556000817b5ec0f982861413b7d0",
         },
     ),
     "wikitext2": CatalogEntry(

@@ -145,6 +145,8 @@ class DataConfig:
     """With `bad_rows: skip`, the largest fraction of bad rows in a file; with more, the run stops."""
     max_train_samples: Positive | None = None
     """Maximum number of training examples; the first ones are used."""
+    train_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Fraction of them to use: random ones (seeded, stratified by class), of which a smaller fraction is a part."""
     max_eval_samples: Positive | None = None
     """Maximum number of examples of each evaluation set; the first ones are used."""
     preprocessing_num_workers: Positive | None = None

@@ -23,7 +23,7 @@ from toolkit.data.findings import EARLIER, RowFindings, find, some
 from toolkit.data.keys import first_like, units
 from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import is_files, load_hub, read_rows
-from toolkit.data.splits import fold_numbers, set_aside
+from toolkit.data.splits import fold_numbers, set_aside, share_of
 from toolkit.data.staging import Stage, staged
 from toolkit.data.table import NUMBER, PEEKED_ROWS, HubSplit, Table, apply_policy, exclusions, load_table, skipped
 from toolkit.system.rank_order import local_main_first
@@ -89,6 +89,10 @@ def _checked(cfg: Config, task: Task, tables: Mapping[str, Table], sampled: bool
         option = "max_train_samples" if name == "train" else "max_eval_samples"
         splits[name] = part.head(limit := getattr(data, option))
         left.append(_left(name, part, splits[name], f"rows after the first data.{option}={limit} not used"))
+    if data.train_fraction < 1 and not sampled:
+        train, share = splits["train"], data.train_fraction
+        splits["train"] = train.select(share_of(len(train.rows), share, cfg.seed, _classes(train, task)))
+        left.append(_left("train", train, splits["train"], f"rows not used (data.train_fraction={share})"))
     if data.join_validation and "validation" in splits:
         splits["train"] = splits["train"].joined(splits.pop("validation"))
     if earlier is not None:

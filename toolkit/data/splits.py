@@ -54,6 +54,14 @@ def set_aside(
     return chosen
 
 
+def share_of(total: int, fraction: float, seed: int, classes: Sequence[Any] | None = None) -> np.ndarray:
+    """Returns the places of a random, stratified fraction of rows, of which a smaller fraction is a part."""
+    generator, moments = np.random.default_rng(seed), np.empty(total)
+    for group in [np.arange(total)] if classes is None else _groups(classes):
+        moments[generator.permutation(group)] = np.arange(len(group)) / len(group)
+    return np.sort(np.lexsort((generator.permutation(total), moments))[: max(1, round(total * fraction))])
+
+
 def _groups(values: Sequence[Any]) -> list[np.ndarray]:
     """Returns the row positions of each value, in the order of the values' first rows."""
     groups: dict[Any, list[int]] = {}

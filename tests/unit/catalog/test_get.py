@@ -111,6 +111,31 @@ def test_agxqa_is_dealt_out_by_document(mirror, tmp_path):
     assert (train["version"], len(train["data"]), len(validation["data"])) == ("1.1", 14, 3)
 
 
+def test_questions_of_agxqa_are_paired_with_texts_of_their_own_part(mirror, tmp_path):
+    """A text in which the same question is asked is no wrong answer, and no text or question is in both parts."""
+
+    def document(number: int) -> dict:
+        questions = ["what is said?", f"is it {number}?"] if number % 2 else [f"is it {number}? "]
+        return {"paragraphs": [{"context": f"Maïs {number}", "qas": [{"question": text} for text in questions]}]}
+
+    write_agxqa(mirror, [document(n) for n in range(20)])
+    folder, order = made("agxqa", mirror, tmp_path), dealt(20)
+    for part, numbers in (("train", order[:14]), ("validation", order[14:17])):
+        with (folder / f"relevance_{part}.csv").open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        right = {(row["question"], row["context"]) for row in rows if row["label"] == "relevant"}
+        wrong = [(row["question"], row["context"]) for row in rows if row["label"] == "not relevant"]
+        own = {(text["question"].strip(), f"Maïs {n}") for n in numbers for text in document(n)["paragraphs"][0]["qas"]}
+        assert right == own
+        assert len(wrong) == len(set(wrong))
+        assert not set(wrong) & own
+        assert {text for _, text in wrong} <= {f"Maïs {n}" for n in numbers}
+        others = {"what is said?": sum(n % 2 == 0 for n in numbers)}
+        for question in {question for question, _ in own}:
+            found = sum(each == question for each, _ in wrong)
+            assert found == min(3, others.get(question, len(numbers) - 1))
+
+
 def test_customer_reviews_are_joined_without_duplicates(mirror, tmp_path):
     folder = made("customer_reviews", mirror, tmp_path)
     rows = []
@@ -153,6 +178,37 @@ def test_spoken_digits_are_taken_by_speaker(mirror, tmp_path):
         f"{name}_{n}.wav" for name in ("george", "jackson", "lucas", "nicolas") for n in range(6, 50, 2)
     }
     assert parts[1:] == [{f"theo_{n}.wav" for n in range(5, 20)}, {f"theo_{n}.wav" for n in range(5)}]
+
+
+SICK_HEADER = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
+
+
+def write_sick(mirror: Path, header: str = SICK_HEADER) -> dict[str, str]:
+    """Writes the three published files, and returns their texts by part."""
+    files = {"train": "SICK_train.txt", "validation": "SICK_trial.txt", "test": "SICK_test_annotated.txt"}
+    texts = {part: f'{header}{n}\tA "dog" runs\tNobody runs\t3.5\tNEUTRAL\n' for n, part in enumerate(files)}
+    for part, file in files.items():
+        (mirror / file).write_bytes(texts[part].encode())
+    return texts
+
+
+def test_sick_has_its_published_parts(mirror, tmp_path):
+    texts = write_sick(mirror)
+    folder = made("sick", mirror, tmp_path)
+    assert {part: (folder / f"{part}.tsv").read_bytes().decode() for part in texts} == texts
+
+
+def test_another_file_is_not_taken_for_sick(mirror, tmp_path):
+    write_sick(mirror, header="<html>\n")
+    with pytest.raises(DownloadError, match=r"SICK_train.txt does not begin with the names of the columns"):
+        made("sick", mirror, tmp_path)
+
+
+def test_the_known_checksums_of_sick_are_of_the_published_files(real_data):
+    if not (real_data / "sick").is_dir():
+        pytest.skip("no SICK here: run `toolkit data get sick`")
+    for part in ("train", "validation"):
+        assert digest(real_data / "sick" / f"{part}.tsv") == CATALOG["sick"].sha256[f"{part}.tsv"]
 
 
 def test_wikitext2_has_its_published_parts(mirror, tmp_path):
@@ -278,12 +334,13 @@ def test_where_it_came_from_is_noted_and_shown(mirror, tmp_path):
         "bytes": (mirror / AGXQA).stat().st_size,
         "sha256": digest(mirror / AGXQA),
     }
-    assert note["files"] == {f"{part}.json": digest(folder / f"{part}.json") for part in ("train", "validation")}
+    parts = [*CATALOG["agxqa"].sha256]
+    assert note["files"] == {part: digest(folder / part) for part in parts}
     assert (note["licence"], note["as_measured"]) == ("Apache-2.0", False)
     said = "\n".join(lines)
     assert source["sha256"] in said
     assert "Apache-2.0" in said
-    assert "The source has changed: train.json, validation.json differs from the data that this toolkit knows" in said
+    assert f"The source has changed: {', '.join(parts)} differs from the data that this toolkit knows" in said
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["agxqa"]
 
 

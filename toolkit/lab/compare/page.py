@@ -374,6 +374,7 @@ def page(found: Found) -> Page:
     rows = [[name, to_yaml(value) if isinstance(value, list) else str(value)] for name, value in facts.items()]
     return Page(f"Comparison of {found['config']}", f"{lead} {legend(found)}", [
         Section("Variants", [*said, results(found), *_excuses(found), *_pictures(found, measured)]),
+        Section("What more rows are worth", list(worth(found))),
         Section("Measured and estimated", [beside(found), Text(BESIDE)] if strategies else []),
         Section("When to use which", [uses(found)] if strategies else []),
         Section("Memory of each process", [_ranks(found)] if several and measured else []),
@@ -384,6 +385,25 @@ def page(found: Found) -> Page:
         Section("Commands and settings", list(_commands(numbered))),
         Section("Environment", [Table(["what", "value"], rows)]),
     ])  # fmt: skip
+
+
+def worth(found: Found) -> Iterator[Block]:
+    """Yields what more rows would add, the curve, and the classes that would gain most."""
+    if not (rows := found.get("rows")):
+        return
+    (metric, main), *classes = rows["scores"].items()
+    name, reason, more = metric.removeprefix("eval_"), main["reason"], f"{rows['more']:,} more rows"
+    yield Text(f"{more}: {name} {f'cannot be told, because {reason}' if reason else f'{_gain(main)} by a power law'}.")
+    yield Text("With each seed, larger parts contain the smaller ones, for the same epochs and validation rows.")
+    yield Figure(f"{name} over training rows", pictures.growth(rows, name, main), file="rows.svg")
+    known = sorted((pair for pair in classes if not pair[1]["reason"]), key=lambda pair: -pair[1]["gain"])[:10]
+    if table := [[each.partition("/")[2], *score["means"], _gain(score)] for each, score in known]:
+        yield Table(["F1 of class", *(f"{n:,.0f} rows" for n in rows["rows"]), more], table, caption="Largest gains")
+
+
+def _gain(score: Mapping[str, Any]) -> str:
+    ends = " ({:+.2g} to {:+.2g})".format(*score["interval"]) if score["interval"] else ""
+    return marked(f"{score['gain']:+.3g}{ends}", False if ends else None)
 
 
 def _excuses(found: Found) -> Iterator[Block]:
@@ -454,6 +474,7 @@ def on_terminal(found: Found) -> Iterator[Block]:
     yield Text(legend(found))
     if any(len(variant.get("metrics", {}).get(main, {}).get("values", ())) > 1 for variant in found["variants"]):
         yield by_seed(found, main).without(without, *(f"seed {seed}" for seed in found["seeds"]))
+    yield from worth(found)
     if table := costs(found):
         yield table.without(without)
     if is_of_strategies(found):

@@ -167,3 +167,14 @@ def _named(variant: Mapping[str, Any], number: int) -> str:
 
 def _line(curve: Sequence[Sequence[float]]) -> Line:
     return [step for step, _ in curve], [loss for _, loss in curve]
+
+
+def growth(rows: Mapping[str, Any], name: str, score: Mapping[str, Any]) -> Drawing:
+    """Draws a score over the number of training rows; the power law and the intervals are thin lines."""
+    counts, label = rows["rows"], "training rows"
+    thin: list[Line] = [([count] * 2, ends) for count, ends in zip(counts, score["ends"], strict=True) if ends]
+    if not score["reason"]:
+        (a, b, c), places = score["law"], np.geomspace(counts[0], counts[-1] + rows["more"])
+        thin.append((places.tolist(), (a + b * places**-c).tolist()))
+    line = {name: (counts, score["means"])}
+    return line_chart(line, thin={name: thin}, title=f"{name} over {label}", x_label=label, y_label=name, point="rows")

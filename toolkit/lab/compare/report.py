@@ -33,7 +33,7 @@ from toolkit.lab.compare.runs import (
     run_and_show,
     trained_run,
 )
-from toolkit.lab.compare.statistics import Figure, Metric, Runs, extremes, metrics_of, summarise
+from toolkit.lab.compare.statistics import Figure, Metric, Runs, extremes, metrics_of, summarise, worth_of_rows
 from toolkit.lab.compare.variants import QUESTIONS, Checked, Variant, check_variants, combine, of_question, read_switch
 from toolkit.lab.jobs.jobs import step_rows
 from toolkit.lab.plan.estimates import estimated
@@ -128,7 +128,7 @@ def comparison_of(request: Request, asked: Namespace) -> Comparison:
         if len(variants) == 1:
             raise InputError("--switch: nothing to compare; add a second value")
     else:
-        variants = of_question(question, cfg, launch.processes)
+        variants = of_question(question, cfg, launch.processes, asked.steps)
     overrides = [*request.overrides, *([f"train.max_steps={asked.steps}"] if asked.steps else [])]
     checked = check_variants(request.task_type, str(request.config), overrides, variants, launch, asked.keep_window)
     lenient = asked.skip_refused or question is not None
@@ -172,6 +172,7 @@ def build(
         "energy_source": example.get("energy_source"),
         "costs": sums_of(run["figures"] for runs in measured.values() for run in runs.values()),
         "before_training": _before(measured, metric.name),
+        "rows": worth_of_rows(list(measured.values()), metric) if facts.get("preset") == "rows" else None,
         "best": None if best is None else _kept(comparison, best, repeats),
         "variants": [
             {

@@ -27,6 +27,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.config.keys import written
 from toolkit.distributed.collectives import data_sum, objects_of_all, on_main
 from toolkit.distributed.exchange import EXCHANGED_BYTES, EXCHANGES
+from toolkit.lab.compare.statistics import PER_CLASS
 from toolkit.lab.compare.variants import LOGGED, Checked, Variant
 from toolkit.lab.jobs.jobs import (
     Launch,
@@ -313,7 +314,8 @@ def _measurement(
     run: Run, result: FitResult, steps: dict[str, Any], ranks: list[dict[str, Any]], draws: int
 ) -> dict[str, Any]:
     evaluation = result.evaluations.get("validation")
-    scores = [score for score in overall_scores(run.task) if evaluation and score.name in evaluation.metrics]
+    known = [*overall_scores(run.task), *(s for s in run.task.scores if f"eval_{s.name}".startswith(PER_CLASS))]
+    scores = [score for score in known if evaluation and score.name in evaluation.metrics]
     drawn = resampled(run.task, evaluation.predictions, run.data.evals["validation"], draws) if evaluation else []
     files = RunFolder(run.output_dir)
     history = read_metrics(files.metrics)
@@ -326,6 +328,7 @@ def _measurement(
             }
             for score in scores
         },
+        "train_rows": facts["num_rows"]["train"],
         "figures": result.figures or summary_figures(run, result),
         "memory": ranks[0]["memory"],
         "ranks": [rank["memory"] for rank in ranks],

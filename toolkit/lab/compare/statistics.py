@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from toolkit.metrics.intervals import percentiles, t_interval
+from toolkit.metrics.score import Score
 
 SEED = 20
 DRAWS = 500
 """Number of bootstrap draws of runs and their steps for an interval of times."""
 MAX_POINTS = 120
 """Maximum number of points of a loss curve; the losses of more steps are averaged."""
+PER_CLASS = "eval_f1/"  # how the names of the scores of single classes begin
 PARTS = ("parameters", "gradients", "optimizer_state", "rest")
 """Parts of the peak memory, see `toolkit.system.memory.MemoryUse`."""
 
@@ -184,7 +186,7 @@ def metrics_of(runs: Runs, baseline: Runs | None) -> dict[str, Metric]:
     found = {}
     for name in next(iter(runs.values()))["metrics"]:
         values = {seed: run["figures"][name] for seed, run in runs.items() if run["figures"].get(name) is not None}
-        if len(values) < len(runs):  # a perplexity may overflow
+        if len(values) < len(runs) or name.startswith(PER_CLASS):  # a perplexity may overflow
             continue
         several = len(values) > 1
         low, high = _interval(runs, name) if several else (None, None)
@@ -243,6 +245,59 @@ def _interval(runs: Runs, name: str) -> tuple[float | None, float | None]:
 
 def _draws(runs: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
     """Returns the bootstrap values of a metric `[runs, draws]`, of as many draws as all runs have."""
-    draws = [run["metrics"][name]["draws"] for run in runs]
+    draws = [run["metrics"].get(name, {"draws": []})["draws"] for run in runs]
     count = min(map(len, draws))
     return np.array([values[:count] for values in draws], dtype=float)
+
+
+EXPONENTS, CURVES, LEAST_EXPLAINED = np.linspace(0.05, 2, 118), 1000, 0.9
+"""Exponents of power laws, number of curves for an interval, least share of the variance that a usable law explains."""
+
+
+def power_law(rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Fits `a + b * rows ** -c` (Hestness et al. 2017, arXiv 1712.00409) to scores `[P, N]`; returns them, `[3, N]`."""
+    terms = np.stack([np.ones((len(EXPONENTS), len(rows))), rows ** -EXPONENTS[:, None]], axis=2)
+    fitted = np.linalg.pinv(terms) @ scores
+    best = ((terms @ fitted - scores) ** 2).sum(axis=1).argmin(axis=0)
+    return np.stack([*fitted[best, :, np.arange(len(best))].T, EXPONENTS[best]])
+
+
+def worth_of_rows(variants: Sequence[Runs], metric: Score) -> dict[str, Any] | None:
+    """Returns what half as many `more` rows would add to scores; the variants are parts of them, the largest first."""
+    measured = [runs for runs in reversed(variants) if runs]
+    parts = [[runs[seed] for seed in sorted(set.intersection(*map(set, measured)))] for runs in measured]
+    if not any(parts):
+        return None
+    rows = np.array([statistics.fmean(run["train_rows"] for run in runs) for runs in parts])
+    more = max(1, int(float(f"{rows[-1] / 2:.1g}")))
+    scores = [metric, *(Score(name) for name in parts[0][0]["metrics"] if name.startswith(PER_CLASS))]
+    return {"rows": rows.tolist(), "more": more, "scores": {s.name: _worth(parts, s, rows, more) for s in scores}}
+
+
+def _worth(parts: Sequence[Sequence[Measured]], score: Score, rows: np.ndarray, more: int) -> dict[str, Any]:
+    """Returns the `means` of a score, and the `gain` by a power law or the `reason` why it is unknown."""
+    values = np.array([[run["figures"].get(score.name, math.nan) for run in runs] for runs in parts], dtype=float)
+    means, curves, last = values.mean(axis=1), _curves(parts, score.name, values), rows[-1]
+    found = {"means": means.tolist(), "ends": [percentiles(each) for each in curves], "reason": None}
+    if len(set(rows)) < 4 or not np.isfinite(means).all():
+        return found | {"reason": "it was not measured for four different numbers of rows"}
+    better, change = means[-1] - means[0], percentiles(curves[-1] - curves[0])
+    if (better if score.greater_is_better else -better) <= 0 or (change and change.low <= 0 <= change.high):
+        return found | {"reason": f"it does not clearly improve from {rows[0]:,.0f} to {last:,.0f} rows"}
+    a, b, c = law = power_law(rows, means[:, None])[:, 0]
+    if (explained := 1 - np.mean((a + b * rows**-c - means) ** 2) / means.var()) < LEAST_EXPLAINED:
+        return found | {"reason": f"a power law explains only {explained:.0%} of its variance"}
+    gain, gains = (b * ((last + more) ** -c - last**-c) for _, b, c in (law, power_law(rows, curves)))
+    return found | {"law": law.tolist(), "gain": float(gain), "interval": percentiles(gains)}
+
+
+def _curves(parts: Sequence[Sequence[Measured]], name: str, values: np.ndarray) -> np.ndarray:
+    """Returns `[P, CURVES]` means that other seeds (Student's t) and rows could have given; none of a single run."""
+    count, random, means = values.shape[1], np.random.default_rng(SEED), values.mean(axis=1, keepdims=True)
+    size, drawn = CURVES if count > 1 else 0, [_draws(runs, name) for runs in parts]
+    spread = random.normal(size=(count, size)) / np.sqrt(count * random.chisquare(max(1, count - 1), size))
+    found = means + (values - means) @ spread
+    if length := min(each.shape[1] for each in drawn):  # the same rows for all parts
+        of_rows = np.array([each[:, :length].mean(axis=0) for each in drawn])
+        found += (of_rows - of_rows.mean(axis=1, keepdims=True))[:, random.integers(length, size=size)]
+    return found[:, np.isfinite(found).all(axis=0)]

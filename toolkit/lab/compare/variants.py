@@ -90,7 +90,7 @@ def _each(key: str, *values: str) -> list[Settings]:
     return [{key: value} for value in values]
 
 
-_CHECKPOINTING = "train.activation_checkpointing"
+_CHECKPOINTING, FRACTION = "train.activation_checkpointing", "data.train_fraction"
 QUESTIONS: dict[str, Question] = {
     "optimizers": Question(
         "AdamW against 8-bit Adam and Adafactor", _each("train.optim", "adamw_torch", "adamw_bnb_8bit", "adafactor")
@@ -117,6 +117,7 @@ QUESTIONS: dict[str, Question] = {
         processes=2,
     ),
     "strategies": Question("parallel strategies, each beside its estimate", processes=2),
+    "rows": Question("what more labelled rows are worth", _each(FRACTION, "1.0", "0.5", "0.25", "0.12")),
     "precision": Question("precision of the forward pass", _each("train.mixed_precision", "no", "bf16", "fp16")),
 }
 """Predefined comparisons by the name that `--preset` takes."""
@@ -208,10 +209,13 @@ def combine(switches: Sequence[Sequence[Settings]], mode: str) -> list[Variant]:
     return found
 
 
-def of_question(question: Question, cfg: Config, processes: int) -> list[Variant]:
-    """Returns the variants of a predefined comparison of a configuration on a number of processes."""
+def of_question(question: Question, cfg: Config, processes: int, steps: int | None = None) -> list[Variant]:
+    """Returns the variants of a predefined comparison on a number of processes; `steps` replaces those configured."""
     if question.variants:
-        return [Variant(named(settings), settings) for settings in question.variants]
+        steps, every = steps or cfg.train.max_steps, [dict(settings) for settings in question.variants]
+        for part in (each for each in every if steps > 0 and FRACTION in each):  # as many epochs of fewer rows
+            part["train.max_steps"] = str(max(1, round(float(part[FRACTION]) * steps)))
+        return [Variant(named(settings), settings) for settings in every]
     base = plain_settings(cfg)
     found = [*techniques(processes), *by_deepspeed(processes), DATA_PARALLEL]
     return [Variant(each.name, {**base, **each.settings}, technique=each) for each in found]
