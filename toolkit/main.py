@@ -34,11 +34,7 @@ if TYPE_CHECKING:
 
 
 def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs a recipe and ends the process.
-
-    Args:
-        task_type: the recipe's task.
-        argv: command-line arguments; None uses those of the process.
+    """Runs a recipe with arguments, by default those of the process, and ends the process.
 
     Raises:
         SystemExit: always, with the exit code.
@@ -72,14 +68,7 @@ def run_recipe(
     overrides: Sequence[str],
     command: Sequence[str],
 ) -> None:
-    """Runs a recipe as the last work of this process.
-
-    Args:
-        task_type: the recipe's task.
-        recipe: the recipe's file.
-        config: a YAML file, or its sections as a dictionary.
-        overrides: `section.key=value` each.
-        command: the command that starts this run, which a stopped run says again.
+    """Runs a recipe as the last work of this process; a stopped run says the `command` that starts it again.
 
     Raises:
         ToolkitError: if the run cannot start, fails or is stopped.

@@ -49,11 +49,7 @@ class Trackers(Protocol):
     """The trackers of a run, on its main process. They receive nothing before they are started and after they close."""
 
     def start(self, start_step: int, sent: frozenset[tuple[int, tuple[str, ...]]] = frozenset()) -> None:
-        """Starts the trackers.
-
-        Args:
-            start_step: step that training resumes from, 0 for a new run.
-            sent: step and names of the lines that an earlier session of the run has logged.
+        """Starts the trackers at a step, 0 for a new run; `sent` has step and names of the lines that were sent before.
 
         Raises:
             RunError: if a tracker cannot be started.

@@ -151,15 +151,12 @@ def _summarised(scores: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, 
 
 
 def interval(values: Sequence[float]) -> Mapping[str, Any]:
-    """Returns `mean`, `deviation`, `low`, `high` and `values` of a score over folds.
+    """Returns `mean`, `deviation`, `low`, `high` and `values` of a score, `[K]`, over at least 2 folds.
 
     The interval is that of a t test with the variance of Nadeau and Bengio (2003, Inference for the Generalization
     Error, Machine Learning 52): folds share most of their training rows, so their scores are not independent, and the
     variance of their mean is larger than a K-th of their variance by the ratio of validation to training rows. A score
     that is not finite in a fold has no interval.
-
-    Args:
-        values: `[K]` the score of each fold, at least 2.
     """
     known = [None if value is None or not math.isfinite(value) else value for value in values]
     finite = [value for value in known if value is not None]

@@ -69,14 +69,7 @@ SIZES = "the sizes in parallel"
 def check_machine(
     task_type: type[Task], cfg: Config, config: str, overrides: Sequence[str], processes: int
 ) -> tuple[dict[str, str], list[str]]:
-    """Checks everything that a run needs of this machine.
-
-    Args:
-        task_type: the recipe's task.
-        cfg: the settings.
-        config: the YAML file.
-        overrides: the user's overrides.
-        processes: processes on this machine.
+    """Checks everything that a run, with so many `processes` on this machine, needs of it.
 
     Returns:
         What is there, by what was checked; and a line for each check that could not be made.

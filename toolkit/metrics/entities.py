@@ -75,13 +75,7 @@ def entity_scores(
 def entity_quality(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]], types: Sequence[str] = ()
 ) -> Quality:
-    """Returns how far the scores over all entities can be trusted, from draws of examples.
-
-    Args:
-        predictions: as for `entity_scores`, like `references`.
-        references: the true tags.
-        types: the entity types.
-    """
+    """Returns how far the scores of `entity_scores` over all entities can be trusted, from draws of examples."""
 
     def scores(sums: np.ndarray) -> dict[str, np.ndarray]:
         right, guessed, true, right_tokens, tokens = sums.T

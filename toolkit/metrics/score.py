@@ -96,12 +96,7 @@ def by_class(names: Sequence[str], labels: Sequence[str], values: Iterable[Any])
 
 
 def without_classes(figures: Mapping[str, T], scores: Iterable[Score]) -> dict[str, T]:
-    """Returns figures except the ones of single classes.
-
-    Args:
-        figures: values by name, with or without one of `PREFIXES`.
-        scores: the scores of the task.
-    """
+    """Returns figures, named with or without one of `PREFIXES`, except a task's scores of single classes."""
     hidden = {f"{prefix}{score.name}" for score in scores if score.per_class for prefix in PREFIXES}
     return {name: value for name, value in figures.items() if name not in hidden}
 

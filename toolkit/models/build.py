@@ -58,13 +58,8 @@ def make_trainable(
 ) -> PreTrainedModel:
     """Removes padding, freezes parameters or adds adapters; sets up dropout, activation memory and compilation.
 
-    Args:
-        model: the model with its weights.
-        cfg: resolved configuration.
-        auto_model: name of the model's auto class in transformers.
-        accelerator: the run's.
-        output_dir: folder in which a new base model is saved for its adapters.
-        resolved: the values chosen for settings that were `auto`, by dotted key.
+    A new base model is saved for its adapters in `output_dir`. Values chosen for settings that were `auto` are added to
+    `resolved`, by dotted key.
 
     Raises:
         ConfigError: if a setting does not fit the model.

@@ -110,11 +110,9 @@ class Repeats:
 
 
 def repeats(records: Iterable[Record], name: str | None = None) -> list[Repeats]:
-    """Returns the groups of runs that differ only in their seed.
+    """Returns the groups of runs that differ only in their seed, with a figure to compare.
 
-    Args:
-        records: the runs.
-        name: the figure to compare; None for the metric that selects the best model.
+    That is by default the metric that selects the best model.
     """
     groups: dict[str, list[Record]] = {}
     for record in records:

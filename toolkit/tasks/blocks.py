@@ -160,11 +160,9 @@ def mask_tokens(
 
 
 def pad_parts(targets: Sequence[Sequence[int]], input_ids: Tensor) -> Tensor:
-    """Returns for each token of a batch which part of its block it belongs to, `[B, T]`; 0 for padding.
+    """Returns for each token of a batch, `[B, T]`, which part of its block it belongs to; 0 for padding.
 
-    Args:
-        targets: the number of targets of each part, for each block.
-        input_ids: the input ids of the batch, `[B, T]`.
+    For each block, `targets` has the number of targets of each part.
     """
     import numpy as np
 

@@ -58,10 +58,6 @@ class RunTrackers:
     """The trackers of one run; see `toolkit.api.exhibits.Trackers`.
 
     A tracker that fails during training is reported once and then ignored; `metrics.jsonl` has all numbers.
-
-    Args:
-        cfg: resolved configuration.
-        output_dir: the run's folder.
     """
 
     def __init__(self, cfg: Config, output_dir: Path) -> None:

@@ -32,11 +32,7 @@ class Links:
     the messages of two processes in one group one after another, so a process that waits to send would block the
     message that the other one waits for.
 
-    Every process must construct it at the same time.
-
-    Args:
-        mesh: the run's processes.
-        timeout: how long a message may take, in seconds.
+    Every process must construct it at the same time. A message may take `timeout` seconds.
     """
 
     def __init__(self, mesh: Mesh, timeout: float) -> None:
@@ -205,9 +201,7 @@ class Executor:
 class ForwardOnly(nn.Module):
     """The model for evaluation: each process runs its stages, and only the last one returns outputs.
 
-    Args:
-        executor: this process of the pipeline.
-        model: the model, which changes its mode with this module.
+    The mode of `model` changes with that of this module.
     """
 
     IN_FLIGHT = 2

@@ -49,13 +49,9 @@ def job_of(search: Search, point: Sequence[str], run: Path) -> dict[str, Any]:
 
 
 def train(search: Search, job: Mapping[str, Any], folder: Path, slot: int) -> Result:
-    """Runs a job of `toolkit.lab.search.worker.train` and waits for it.
+    """Runs a job of `toolkit.lab.search.worker.train` and waits for it; log and result are in the folder of the trial.
 
-    Args:
-        search: the search.
-        job: the job.
-        folder: folder of the trial, for its log and its result.
-        slot: place among the trials that run at the same time, each of which has its own GPUs.
+    The `slot` is its place among the trials that run at the same time, each of which has its own GPUs.
 
     Returns:
         How it ended, with `seconds`: those of its processes in all sessions.

@@ -179,8 +179,7 @@ def risen(losses: Sequence[float]) -> str | None:
 def score(job: Mapping[str, Any]) -> dict[str, Any]:
     """Evaluates a finished trial, also on the test rows if there are any; writes its model if `keep_model`.
 
-    Args:
-        job: as for `toolkit.lab.jobs.training.trained`, with `metric` and `draws`: the number of bootstrap sets.
+    The job is as for `toolkit.lab.jobs.training.trained`, with `metric` and `draws`: the number of bootstrap sets.
 
     Returns:
         For each set of rows: `value`, and `draws`, the values of the metric for sets of rows drawn from it; `rows`.
