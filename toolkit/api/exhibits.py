@@ -11,38 +11,23 @@ from toolkit.document.blocks import Table
 
 @dataclass(frozen=True)
 class Histogram:
-    """The distribution of a tensor's values.
+    """The distribution of a tensor's values."""
 
-    Args:
-        counts: `[N]` number of values in each bin.
-        edges: `[N + 1]` edges of the bins, of equal width, from the lowest value to the highest.
-        total: sum of the values.
-        squares: sum of their squares.
-    """
-
-    counts: Sequence[int]
-    edges: Sequence[float]
-    total: float
-    squares: float
+    counts: Sequence[int]  # `[N]` number of values in each bin
+    edges: Sequence[float]  # `[N + 1]` edges of the bins, of equal width, from the lowest value to the highest
+    total: float  # sum of the values
+    squares: float  # sum of their squares
 
 
 @dataclass(frozen=True)
 class Exhibits:
-    """What a finished run shows.
+    """What a finished run shows."""
 
-    Args:
-        step: its last step.
-        results: its final metrics and measurements, by name.
-        pictures: the bytes of PNG files, by title.
-        tables: predictions and generated texts, by title.
-        page: the report as HTML.
-    """
-
-    step: int
-    results: Mapping[str, Any] = field(default_factory=dict)
-    pictures: Mapping[str, bytes] = field(default_factory=dict)
-    tables: Mapping[str, Table] = field(default_factory=dict)
-    page: str = ""
+    step: int  # its last step
+    results: Mapping[str, Any] = field(default_factory=dict)  # its final metrics and measurements, by name
+    pictures: Mapping[str, bytes] = field(default_factory=dict)  # the bytes of PNG files, by title
+    tables: Mapping[str, Table] = field(default_factory=dict)  # predictions and generated texts, by title
+    page: str = ""  # the report as HTML
 
 
 class Trackers(Protocol):
