@@ -66,16 +66,11 @@ def run(
     ends_process: bool = False,
     float64: bool = False,
 ) -> FitResult:
-    """Trains, evaluates and reports.
+    """Trains, evaluates and reports; `observers` see the training without changing it.
 
-    Args:
-        cfg: resolved configuration.
-        task: the recipe's task.
-        recipe: the recipe's file, recorded so that `toolkit predict` can find it.
-        observers: callbacks that see the training without changing it.
-        ends_process: whether the process ends after this call. Other processes then leave the process group after
-            training and only the main process writes the results; otherwise they wait for it.
-        float64: whether to compute in float64, to compare runs more precisely than float32 allows.
+    If `ends_process`, other processes leave the process group after training and only the main process writes the
+    results; otherwise they wait for it. With `float64`, runs are compared more precisely than float32 allows. The file
+    `recipe` is recorded, so that `toolkit predict` can find it.
 
     Returns:
         The result; its figures are the same on every process.

@@ -146,13 +146,7 @@ def labels_of(windows: Mapping[str, Sequence[Any]], tags: Sequence[Sequence[int]
 def tagged(
     predictions: Predictions, features: Dataset, rows: Iterable[Mapping[str, Any]], names: Sequence[str]
 ) -> Iterator[Record]:
-    """Yields a record per row.
-
-    Args:
-        predictions: `classes` and `scores` (their probabilities) `[windows, subwords]`.
-        features: the windows, with `example` and `words`.
-        rows: the rows, with `tokens` and `tags`.
-        names: names of the classes.
+    """Yields a record per row, given `classes` and `scores` (their probabilities) `[windows, subwords]`.
 
     Yields:
         `tokens`, `tags`, `prediction` (the predicted tags; `O` for words without subwords) and `entities`: each with

@@ -118,15 +118,10 @@ class Executor:
         seed: Callable[[int, int], None],
         beat: Callable[[], None],
     ) -> Tensor:
-        """Adds up the gradient of a window in the parameters of this process.
+        """Adds up the gradient of a window, the same on every process of the pipeline, in this process's parameters.
 
-        Args:
-            task: gives the summed loss.
-            actions: this process's passes, in order.
-            window: the micro-batches, the same on every process of the pipeline.
-            scale: factor of the summed losses.
-            seed: seeds the random numbers of a stage and a micro-batch, so that they do not depend on the schedule.
-            beat: called after each pass.
+        Random numbers of a stage and a micro-batch start from `seed`, so that they do not depend on the schedule.
+        After each pass, `beat` is called.
 
         Returns:
             The summed loss, a detached scalar; zero on processes that do not hold the last stage.

@@ -294,8 +294,7 @@ MOST_OPERATIONS = 15
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains the job of `toolkit.lab.jobs.training.trained`, and measures some of the steps.
 
-    Args:
-        job: with `skipped` and `steps` (see `Stages`), and `trace`, the file for the trace of the first rank.
+    The job has `skipped` and `steps` (see `Stages`), and `trace`, the file for the trace of the first rank.
 
     Returns:
         `ranks`: the measurements of each process (`_of_rank`); `trace`: the first one's trace, per step; `loading`,
