@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from toolkit.api.task import Task
 from toolkit.base.cli_errors import guarded, resumable
-from toolkit.base.console import counted, say
+from toolkit.base.console import counted, format_value, say
 from toolkit.base.package import is_shipped
 from toolkit.base.processes import has_own_command
 from toolkit.base.run_folder import RunFolder
@@ -126,8 +126,6 @@ class TrainResult:
 
     def _repr_html_(self) -> str:
         """Returns a small table for notebooks: the scores over all classes, and where the rest is."""
-        from toolkit.base.console import format_value
-
         starts, ends = ("eval_", "test_", "ensemble_", "train_loss"), ("_low", "_high", "_baseline")
         chosen = [name for name in self.metrics if name.startswith(starts) and not name.endswith(ends)]
         rows = {name: format_value(self.metrics[name]) for name in chosen if "/" not in name}

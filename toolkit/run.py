@@ -36,7 +36,7 @@ from toolkit.engine import fit, import_all
 from toolkit.engine.non_finite import GoBack, NonFiniteParameters
 from toolkit.models.build import build_for, in_float64, make_trainable
 from toolkit.prepare.auto import saves_in_background
-from toolkit.prepare.inputs import Inputs, read_inputs
+from toolkit.prepare.inputs import read_inputs
 from toolkit.report.facts import write_start
 from toolkit.report.results import qualities, summary_figures, write_results
 from toolkit.system.environment import versions
@@ -45,9 +45,6 @@ from toolkit.system.watch import SystemWatch
 from toolkit.tracking.tracker import RunTrackers
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-    from transformers import PreTrainedModel
-
     from toolkit.config.train import TrainConfig
 
 
@@ -188,7 +185,9 @@ def prepared_run(
             check_steps(cfg, milestones, claimed.resume)
             import_all(cfg, inputs.model_config, inputs.auto_model)
             memory = MemoryWatch(accelerator.device)
-            model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)
+            model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
+            model = in_float64(model) if float64 else model
+            model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir, inputs.resolved)
             strategy = build_strategy(cfg, accelerator, mesh)
             run = Run(
                 cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
@@ -204,11 +203,3 @@ def _deciding(cfg: Config, task: Task) -> Mapping[str, str]:
     """Returns what decides the numbers of a run and each process reads for itself, by dotted key."""
     code = {"code of toolkit and recipe (sha256)": code_fingerprint(task), **versions()}
     return {key: str(value) for key, value in (flatten(cfg) | code).items() if key not in PLACES}
-
-
-def _trainable_model(
-    cfg: Config, inputs: Inputs, mesh: Mesh, accelerator: Accelerator, output_dir: Path, float64: bool
-) -> PreTrainedModel:
-    model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
-    model = in_float64(model) if float64 else model
-    return make_trainable(model, cfg, inputs.auto_model, accelerator, output_dir, inputs.resolved)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from toolkit.base.cli_errors import EXIT_INTERRUPT
-from toolkit.base.errors import InputError
+from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import expanded, kind_of
 
 if TYPE_CHECKING:
@@ -275,8 +275,6 @@ def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tupl
 
 def _reject_overrides_of_files(overrides: Sequence[str]) -> None:
     """Raises ConfigError with all settings that concern files, for commands that read none."""
-    from toolkit.base.errors import ConfigError
-
     keys = [override.partition("=")[0] for override in overrides]
     own = [["data", name] for name in READ_FROM_REQUESTS]
     if others := [key for key in keys if key.split(".")[:2] not in own]:

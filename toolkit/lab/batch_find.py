@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from toolkit.api.batch import looked_up
 from toolkit.api.training import Callback
@@ -150,8 +151,8 @@ def sizes_of(cfg: Config, longest: int, most_rows: int, reference: float, scale:
         found.append(size(0, window, train.max_tokens_per_batch))
     else:
         found.append(size(train.micro_batch, window))
-    if scale is not None:
-        found += [size(rows, rows) for rows in _beyond(window, most_rows)]
+    while scale is not None and (window := 2 * window) <= most_rows:
+        found.append(size(window, window))
     return sorted({each.micro_batch: each for each in found}.values(), key=lambda each: each.micro_batch)
 
 
@@ -174,11 +175,6 @@ def _divisors(window: int) -> list[int]:
         if window % size == 0 and STEP * kept[-1] <= size <= window / STEP:
             kept.append(size)
     return [*kept, window]
-
-
-def _beyond(window: int, most: int) -> Iterator[int]:
-    while (window := 2 * window) <= most:
-        yield window
 
 
 def _rates(cfg: Config, growth: float, scale: str | None) -> dict[str, Any]:
@@ -272,7 +268,7 @@ class Search:
         outcomes = self.launched((tried, "longest", 2), (tried, "timed", self.steps + 1))
         failed = next((outcome for outcome in outcomes if outcome.error is not None), None)
         if failed is not None:
-            if not _is_memory(failed):
+            if failed.died != KILLED and not str(failed.error).startswith(OUT_OF_MEMORY):
                 raise RunError(f"a micro-batch of {tried.size.micro_batch}: {failed.error}")
             tried.refused = "it does not fit: " + str(failed.error).removeprefix(OUT_OF_MEMORY).split("\n")[0]
             return
@@ -310,10 +306,6 @@ class Search:
                 trials.append(Trial(f"batch_find_{work}", job, folder / f"{number}.json"))
             launch = self.request.launch
             return run_trials(trials, folder / "batch_find.log", launch.processes, launch.file, launch.environ)
-
-
-def _is_memory(outcome: Outcome) -> bool:
-    return outcome.died == KILLED or str(outcome.error).startswith(OUT_OF_MEMORY)
 
 
 def best_of(tried: Sequence[Tried]) -> Tried:
@@ -487,8 +479,6 @@ def find(
 
 def _free(processes: int) -> int:
     """Returns the bytes that are free for a step of each process."""
-    import torch
-
     if torch.cuda.is_available():
         free = min(torch.cuda.mem_get_info(device)[0] for device in range(torch.cuda.device_count()))
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -108,23 +109,17 @@ def build_for(
             return build_model(*arguments)
     build = build_model if accelerator.is_main_process else _build_without_weights
     model: PreTrainedModel | None = on_every(accelerator, build, *arguments)
-    expected, generation = on_main(accelerator, _layout_and_generation, model)
+    expected, generation = on_main(accelerator, lambda m: (layout(m), getattr(m, "generation_config", None)), model)
     model = on_every(accelerator, lambda: model if model and layout(model) == expected else build_model(*arguments))
     if generation is not None:  # from_pretrained may have read it from a file of its own
         model.generation_config = generation
     return model
 
 
-def _layout_and_generation(model: PreTrainedModel) -> tuple[Any, Any]:
-    return layout(model), getattr(model, "generation_config", None)
-
-
 def _build_without_weights(
     model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int
 ) -> PreTrainedModel | None:
     """Returns the model of `build_model` on the meta device, or None if it cannot be built there."""
-    import transformers
-
     auto_class = getattr(transformers, auto_model)
     options = {"trust_remote_code": model.trust_remote_code, **attention(model, config, auto_class)}
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import torch
 
 from toolkit.api.training import Callback
 from toolkit.base.files import sha256
@@ -57,8 +58,6 @@ class Trace(Callback):
 
     def after_step(self, record: Mapping[str, float]) -> None:
         """Records a step, and kills the process if it is the step for that."""
-        import torch
-
         step = self.training.state.step
         rows = [[int(row) for row in batch["row_ids"] if row >= 0] for batch in self.training.window]
         # The state after the step shows whether two runs drew the same random numbers.
@@ -108,7 +107,6 @@ def first_difference(
 
 def weight_difference(one: Path, other: Path, file: str, tolerance: float = 0.0) -> str | None:
     """Returns a sentence about the first tensor that differs between two safetensors files by more than `tolerance`."""
-    import torch
     from safetensors.torch import load_file
 
     left, right = load_file(one / file), load_file(other / file)

@@ -206,7 +206,7 @@ def run(search: Search, book: Book, told: Told) -> None:
     active: dict[int, _Running] = {}
     with threads.saved_at_end():
         while True:
-            while threads.has_room and not _is_over(search):
+            while threads.has_room and not (search.deadline and time.time() > search.deadline):
                 trial = waiting.pop(0) if waiting else book.ask()
                 if trial is None:
                     break
@@ -226,10 +226,6 @@ def run(search: Search, book: Book, told: Told) -> None:
             infeasible = infeasible + 1 if result["state"] == "infeasible" else 0
             if infeasible == MOST_INFEASIBLE:
                 raise RunError(f"{infeasible} trials in a row cannot be trained; the last one: {result['reason']}")
-
-
-def _is_over(search: Search) -> bool:
-    return search.deadline is not None and time.time() > search.deadline
 
 
 def _begin(search: Search, book: Book, threads: Threads, trial: Trial) -> _Running | None:
