@@ -214,8 +214,8 @@ def validate(
     """Runs every check that a run performs before it loads weights; arguments as for `load_settings`.
 
     A training `elsewhere` skips checks that depend on this machine (launcher, files, cache, GPUs, libraries). The first
-    rows of the data files are checked also without `first_rows` if there is another problem. Only problems of settings
-    by themselves are told before the end.
+    rows of the data files are checked also without `first_rows` if there is another problem. If settings are wrong by
+    themselves, `told` prints problems as soon as they are found.
 
     Returns:
         The problems found, and what could not be checked.

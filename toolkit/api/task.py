@@ -244,7 +244,7 @@ class Task(ABC):
         return {}
 
     def label_notes(self, counts: Mapping[str, int]) -> list[str]:
-        """Returns sentences about the labels, given the number of training rows with each.
+        """Returns notes for the user about the labels, given the number of training rows with each.
 
         Rare labels and labels of similar spelling are named by the toolkit.
         """

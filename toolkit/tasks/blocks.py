@@ -208,7 +208,7 @@ def scored_documents(predictions: Predictions, features: Dataset, num_documents:
 
 
 def by_document(predictions: Predictions, features: Dataset, num_documents: int) -> Predictions:
-    """Sums the predictions of blocks `[blocks, parts]`, one entry for each of a block's `targets`, per document.
+    """Sums predictions `[blocks, parts]`, with an entry for each of a block's `targets`, per document.
 
     Returns:
         Sums `[num_documents]` float64 by name; 0 for a document without targets.

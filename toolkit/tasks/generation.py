@@ -65,7 +65,7 @@ def continue_tokens(
 
 
 def script_name(causal: bool, answers: bool) -> str:
-    """Returns the template of a language model's script (see `Task.script`), which may have `answers` to messages.
+    """Returns the template of a language model's script (see `Task.script`); `answers` for one that answers prompts.
 
     Raises:
         InputError: if the model is masked.

@@ -167,7 +167,7 @@ class Tracker:
 
     A resumed run truncates `metrics.jsonl` to its checkpoint's step and appends to it; `mark` is `mark_of` the file at
     that step, if it is known. Trackers continue the previous run as far as they can (see `toolkit.tracking.tracker`).
-    Those that are given stay open after a training that ends well, for its report.
+    Given ones stay open after a training that ends well, for its report; its own ones are closed.
     """
 
     def __init__(
