@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import ASYNC_SAVE, FIRST_ATTEMPT, Attempt, FitResult, Run, best_metric
@@ -25,6 +24,7 @@ from toolkit.checks.machine import warn_of_machine
 from toolkit.checks.run import check_run, check_steps
 from toolkit.config.keys import flatten
 from toolkit.config.sections import Config
+from toolkit.config.train import TrainConfig
 from toolkit.data.batching.batches import training_order
 from toolkit.data.row_cache import code_fingerprint
 from toolkit.distributed.collectives import on_main, require_same
@@ -43,10 +43,6 @@ from toolkit.system.environment import versions
 from toolkit.system.memory import MemoryWatch
 from toolkit.system.watch import SystemWatch
 from toolkit.tracking.tracker import RunTrackers
-
-if TYPE_CHECKING:
-    from toolkit.config.train import TrainConfig
-
 
 PLACES = (
     "output_dir", "offline_dir", "data.train_file", "data.validation_file", "data.test_file", "data.media_cache",

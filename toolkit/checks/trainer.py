@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from toolkit.config.messages import did_you_mean, join, show
+from toolkit.config.sections import Config
 from toolkit.engine.trainer_arguments import trainer_callback
-
-if TYPE_CHECKING:
-    from toolkit.config.sections import Config
-
 
 PASSED_ON = frozenset({
     "debug", "full_determinism", "liger_kernel_config", "log_level", "log_level_replica", "log_on_each_node",

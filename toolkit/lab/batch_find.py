@@ -10,12 +10,13 @@ from math import prod
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from toolkit.api.batch import looked_up
+from toolkit.api.run import Run
 from toolkit.api.training import Callback
 from toolkit.base.console import format_bytes, say
 from toolkit.base.errors import ConfigError, InputError, RunError
@@ -37,10 +38,6 @@ from toolkit.lab.plan.subject import resized, subject_of
 from toolkit.lab.tool import Report, Request
 from toolkit.optim.presets import PRESETS
 from toolkit.system.limits import available_memory
-
-if TYPE_CHECKING:
-    from toolkit.api.run import Run
-
 
 OUT_OF_MEMORY = "out of memory: "
 """How the error of a trial begins that had too little memory."""

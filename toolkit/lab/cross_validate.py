@@ -7,9 +7,9 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from toolkit.api.run import best_metric, overall_scores
+from toolkit.api.run import FitResult, Run, best_metric, overall_scores
 from toolkit.base.console import counted, format_duration, format_value, say
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json
@@ -23,10 +23,6 @@ from toolkit.lab.jobs.training import QUIET, trained
 from toolkit.lab.tool import Report, Request
 from toolkit.metrics.intervals import t_interval
 from toolkit.report.scores import prefix_of
-
-if TYPE_CHECKING:
-    from toolkit.api.run import FitResult, Run
-
 
 FOLDER = "folds"
 HOW = (

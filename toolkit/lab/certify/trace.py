@@ -8,17 +8,15 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import nn
 
 from toolkit.api.training import Callback
 from toolkit.base.files import sha256
 from toolkit.models.load import batch_dependence
-
-if TYPE_CHECKING:
-    from torch import nn
 
 DEPENDENCE = "batch-dependence.json"
 """File with the reasons why a model's rows depend on each other, beside the gradients."""
