@@ -11,49 +11,30 @@ from toolkit.document.blocks import Table
 
 @dataclass(frozen=True)
 class Histogram:
-    """The distribution of a tensor's values.
+    """The distribution of a tensor's values."""
 
-    Args:
-        counts: `[N]` number of values in each bin.
-        edges: `[N + 1]` edges of the bins, of equal width, from the lowest value to the highest.
-        total: sum of the values.
-        squares: sum of their squares.
-    """
-
-    counts: Sequence[int]
-    edges: Sequence[float]
-    total: float
-    squares: float
+    counts: Sequence[int]  # `[N]` number of values in each bin
+    edges: Sequence[float]  # `[N + 1]` edges of the bins, of equal width, from the lowest value to the highest
+    total: float  # sum of the values
+    squares: float  # sum of their squares
 
 
 @dataclass(frozen=True)
 class Exhibits:
-    """What a finished run shows.
+    """What a finished run shows."""
 
-    Args:
-        step: its last step.
-        results: its final metrics and measurements, by name.
-        pictures: the bytes of PNG files, by title.
-        tables: predictions and generated texts, by title.
-        page: the report as HTML.
-    """
-
-    step: int
-    results: Mapping[str, Any] = field(default_factory=dict)
-    pictures: Mapping[str, bytes] = field(default_factory=dict)
-    tables: Mapping[str, Table] = field(default_factory=dict)
-    page: str = ""
+    step: int  # its last step
+    results: Mapping[str, Any] = field(default_factory=dict)  # its final metrics and measurements, by name
+    pictures: Mapping[str, bytes] = field(default_factory=dict)  # the bytes of PNG files, by title
+    tables: Mapping[str, Table] = field(default_factory=dict)  # predictions and generated texts, by title
+    page: str = ""  # the report as HTML
 
 
 class Trackers(Protocol):
     """The trackers of a run, on its main process. They receive nothing before they are started and after they close."""
 
     def start(self, start_step: int, sent: frozenset[tuple[int, tuple[str, ...]]] = frozenset()) -> None:
-        """Starts the trackers.
-
-        Args:
-            start_step: step that training resumes from, 0 for a new run.
-            sent: step and names of the lines that an earlier session of the run has logged.
+        """Starts the trackers at a step, 0 for a new run; `sent` has step and names of the lines that were sent before.
 
         Raises:
             RunError: if a tracker cannot be started.

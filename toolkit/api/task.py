@@ -243,12 +243,9 @@ class Task(ABC):
         return {}
 
     def label_notes(self, counts: Mapping[str, int]) -> list[str]:
-        """Returns what the user should know about the labels of the training rows, as sentences.
+        """Returns notes for the user about the labels, given the number of training rows with each.
 
         Rare labels and labels of similar spelling are named by the toolkit.
-
-        Args:
-            counts: number of training rows with each label.
         """
         return []
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -110,18 +109,14 @@ def read_fetched(folder: str | Path) -> Fetched:
             raise ValueError(f"format {found['format']!r}")
         sources = {str(key): Source(**value) for key, value in found["sources"].items()}
         files = {str(name): Entry(**value) for name, value in found["files"].items()}
-        _reject_outside([*files, *(source.path for source in sources.values())])
+        for name in [*files, *(source.path for source in sources.values())]:
+            if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(f"the path {name!r}")
         return Fetched(path, sources, files)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
             f"offline_dir: {file} is not a manifest that this version can read ({error}); repeat `toolkit fetch`"
         ) from error
-
-
-def _reject_outside(names: list[Any]) -> None:
-    for name in names:
-        if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ValueError(f"the path {name!r}")
 
 
 SECONDS = 5.0

@@ -51,10 +51,7 @@ class OutputLock:
     process's `identity` instead. A dead run of the same boot and container is recognised; after another, the user must
     delete the file, as the message says.
 
-    Args:
-        output_dir: the folder.
-        patience_seconds: how long to wait for another run to release the lock; a run whose launcher was just killed
-            needs a moment to save and exit.
+    It waits `patience_seconds` for another run, which needs a moment to save and exit if its launcher was just killed.
 
     Raises:
         FolderInUse: on entering, if another run holds the lock.

@@ -43,11 +43,8 @@ def new_checkpoint(
     Checkpoints of later steps are then removed: they exist if the run was resumed from an earlier step, and a later
     resume must not use them.
 
-    Args:
-        root: the run's `checkpoints` folder; created if it does not exist.
-        step: number of completed optimizer steps.
-        written: sizes and hashes of the files that are hashed while they are written; filled inside the block.
-        size: bytes of the checkpoint, if they are known.
+    Sizes and hashes of files that are hashed while they are `written` are added inside the block; `size` is in bytes,
+    if it is known.
 
     Raises:
         RunError: if the checkpoint cannot be written (no space, no permission).

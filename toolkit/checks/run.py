@@ -173,14 +173,10 @@ LEFT_OUT_ELSEWHERE: dict[Stage, str] = {
 def examine(
     case: Case, elsewhere: bool = False, folder: bool = True, first_rows: bool = True, told: Told | None = None
 ) -> Findings:
-    """Performs all checks of a run but those of `SETTINGS`.
+    """Performs all checks of a run but those of `SETTINGS`; `told` prints the problems of each stage once it was asked.
 
-    Args:
-        case: the run.
-        elsewhere: skips checks of this machine, because the training will run on another one.
-        folder: whether the run will write into `output_dir`.
-        first_rows: whether to check the first rows of the data files also if no other problem is found.
-        told: prints the problems of each stage once it has been asked.
+    A training `elsewhere` skips checks of this machine; `folder` is false if the run will not write into `output_dir`.
+    The first rows of the data files are checked also without `first_rows` if there is another problem.
     """
     left_out: dict[Stage, str] = dict(LEFT_OUT_ELSEWHERE) if elsewhere else {}
     if elsewhere and case.cfg.model.from_config is None:

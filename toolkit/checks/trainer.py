@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_type_hints
 
 from toolkit.config.messages import did_you_mean, join, show
+from toolkit.config.sections import Config
 from toolkit.engine.trainer_arguments import trainer_callback
-
-if TYPE_CHECKING:
-    from toolkit.config.sections import Config
-
 
 PASSED_ON = frozenset({
     "debug", "full_determinism", "liger_kernel_config", "log_level", "log_level_replica", "log_on_each_node",
@@ -61,8 +58,6 @@ def callback_problems(cfg: Config) -> list[str]:
 
 def _problem(cfg: Config, name: str, value: Any) -> str | None:
     """Returns a message about an invalid argument, or None."""
-    from typing import get_type_hints
-
     import transformers
     from pydantic import TypeAdapter, ValidationError
 
@@ -72,7 +67,7 @@ def _problem(cfg: Config, name: str, value: Any) -> str | None:
         near = did_you_mean(name, sorted(PASSED_ON))
         return f"{key}: TrainingArguments of transformers {transformers.__version__} has no such field{near}"
     if name not in PASSED_ON:
-        own = [s for s in ("train", "eval", "checkpoint", "tracking", "task") if _is_field(getattr(cfg, s), name)]
+        own = [s for s in ("train", "eval", "checkpoint", "tracking", "task") if name in vars(getattr(cfg, s))]
         instead = f"set {own[0]}.{name}" if own else f"supported fields: {', '.join(sorted(PASSED_ON))}"
         return f"{key}: the toolkit does this itself, under both engines; {instead}"
     try:
@@ -88,7 +83,3 @@ def _problem(cfg: Config, name: str, value: Any) -> str | None:
     if name == "neftune_noise_alpha" and value is not None and not 0 <= value < math.inf:
         return f"{key}: received {show(value)}, must be at least 0 and finite"
     return None
-
-
-def _is_field(section: Any, name: str) -> bool:
-    return any(field.name == name for field in fields(section))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -101,9 +100,10 @@ STEPS, LEAST_STEPS = 100, 20
 def add_lr_find(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the range of rates."""
     options.add_recipe(parser)
-    parser.add_argument("--start-lr", type=_rate, metavar="RATE",
+    rate = options.number_where(lambda value: value > 0, "above 0")
+    parser.add_argument("--start-lr", type=rate, metavar="RATE",
                         help="first rate (default: a thousandth of train.learning_rate)")  # fmt: skip
-    parser.add_argument("--end-lr", type=_rate, metavar="RATE",
+    parser.add_argument("--end-lr", type=rate, metavar="RATE",
                         help="last rate (default: a thousand times train.learning_rate)")  # fmt: skip
     parser.add_argument("--ramp", choices=("exponential", "linear"), default="exponential",
                         help="how the rate rises (default: exponential)")  # fmt: skip
@@ -121,17 +121,6 @@ def run_lr_find(arguments: argparse.Namespace) -> None:
 
     report = find(request, arguments.start_lr, arguments.end_lr, arguments.ramp, arguments.steps)
     report.publish(request.output)
-
-
-def _rate(text: str) -> float:
-    """Argparse `type` for learning rates."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"received {text}, must be a number above 0")
-    return value
 
 
 TIMED_STEPS, LEAST_TIMED_STEPS = 8, 3

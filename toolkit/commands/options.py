@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from toolkit.base.cli_errors import EXIT_INTERRUPT
-from toolkit.base.errors import InputError
+from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import expanded, kind_of
 
 if TYPE_CHECKING:
@@ -56,30 +56,27 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-def fraction(text: str) -> float:
-    """Argparse `type` for numbers from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"received {text}, must be a number from 0 to 1")
-    return value
-
-
-def number_from(least: float) -> Callable[[str], float]:
-    """Returns an argparse `type` for finite numbers that are at least `least`."""
+def number_where(fits: Callable[[float], bool], meaning: str) -> Callable[[str], float]:
+    """Returns an argparse `type` for finite numbers that fit, with the meaning of that for the error."""
 
     def number(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"received {text}, must be a number of at least {least:g}")
+        if not (math.isfinite(value) and fits(value)):
+            raise argparse.ArgumentTypeError(f"received {text}, must be a number {meaning}")
         return value
 
     return number
+
+
+def number_from(least: float) -> Callable[[str], float]:
+    """Returns an argparse `type` for finite numbers that are at least `least`."""
+    return number_where(lambda value: value >= least, f"of at least {least:g}")
+
+
+fraction = number_where(lambda value: 0 <= value <= 1, "from 0 to 1")
 
 
 def port(text: str) -> int:
@@ -275,8 +272,6 @@ def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tupl
 
 def _reject_overrides_of_files(overrides: Sequence[str]) -> None:
     """Raises ConfigError with all settings that concern files, for commands that read none."""
-    from toolkit.base.errors import ConfigError
-
     keys = [override.partition("=")[0] for override in overrides]
     own = [["data", name] for name in READ_FROM_REQUESTS]
     if others := [key for key in keys if key.split(".")[:2] not in own]:

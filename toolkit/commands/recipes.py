@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.console import plain, quiet_libraries, rich_console, say
+from toolkit.base.errors import InputError, RunError
+from toolkit.base.files import expanded, kind_of, why, written_folder, written_whole
 from toolkit.base.outputs import output_file
+from toolkit.base.package import find_shipped, shipped_root
 from toolkit.commands import options
 from toolkit.commands.options import Command
 
@@ -39,8 +45,6 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 def run_init(arguments: argparse.Namespace) -> None:
     """Writes the YAML and prints what was recognised and the next command."""
-    from toolkit.base.console import quiet_libraries, say
-    from toolkit.base.files import expanded, written_whole
     from toolkit.config.keys import to_yaml
     from toolkit.lab.init.draft import AS_GIVEN, LABEL_MAP, draft
     from toolkit.lab.init.files import name_of
@@ -82,7 +86,6 @@ def _ask(made: Draft) -> list[str]:
 
     Raises InputError if there is no one to ask.
     """
-    from toolkit.base.errors import InputError
     from toolkit.config.keys import to_yaml
 
     print("Press Enter to accept the value in brackets.")
@@ -113,10 +116,6 @@ def add_cp(parser: argparse.ArgumentParser) -> None:
 
 def run_cp(arguments: argparse.Namespace) -> None:
     """Copies a recipe, its configurations and their sample data, and prints how to train with the copy."""
-    import shutil
-
-    from toolkit.base.errors import InputError, RunError
-    from toolkit.base.files import expanded, kind_of, why, written_folder
     from toolkit.recipe import recipe_file
 
     if (arguments.copy is None) == (arguments.output is None):
@@ -146,10 +145,6 @@ def run_cp(arguments: argparse.Namespace) -> None:
 def _copy_samples(new: Path, folder: Path) -> None:
     # The copied configurations get sample data of their own: a configuration that is not shipped does not find the
     # shipped data, since a missing file there may be a typo.
-    import re
-    import shutil
-
-    from toolkit.base.package import find_shipped
 
     def copied(match: re.Match[bytes]) -> bytes:
         name = match[1].decode()
@@ -175,7 +170,6 @@ def add_ls(parser: argparse.ArgumentParser) -> None:
 
 def run_ls(arguments: argparse.Namespace) -> None:
     """Prints each recipe with the configurations beside it, and the launcher's configurations."""
-    from toolkit.base.package import shipped_root
     from toolkit.recipe import recipe_file, recipe_names
 
     for recipe in map(recipe_file, [arguments.recipe] if arguments.recipe else recipe_names()):
@@ -187,8 +181,6 @@ def run_ls(arguments: argparse.Namespace) -> None:
 def _print(title: str, folder: Path) -> None:
     """Prints a title, and the YAMLs of a folder with the first sentence of each."""
     from rich.table import Table
-
-    from toolkit.base.console import plain, rich_console
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
     table.add_column(no_wrap=True)

@@ -11,19 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.base.console import counted, format_duration, warn
+from toolkit.base.console import counted, format_duration, format_value, plain, rich_console, say, shorten, warn
 from toolkit.base.errors import InputError, RunError
-from toolkit.base.files import expanded
+from toolkit.base.files import expanded, write_text
 from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import is_own_run, require_trusted, shipped_copy
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least
-from toolkit.report.runs import folder_of
+from toolkit.report.facts import require_intact_model
+from toolkit.report.runs import MEASURED, Difference, Record, differences, find_records, folder_of, read_record, repeats
+from toolkit.system.environment import checkout, git
+from toolkit.tracking.jsonl import read_metrics
 
 if TYPE_CHECKING:
     from toolkit.lab.board import Entry
-    from toolkit.report.runs import Difference, Record
 
 
 def add_runs(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +49,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 def run_runs(arguments: argparse.Namespace) -> None:
     """Prints a table of the runs below a folder, and the spread of runs that differ only in the seed."""
-    from toolkit.base.console import say
     from toolkit.lab.board import chosen, entry_of, require_known
-    from toolkit.report.runs import find_records, repeats
 
     files = [output_file(path, arguments.overwrite) for path in arguments.output]
     if wrong := [file for file in files if file.suffix not in (".html", ".csv")]:
@@ -75,8 +75,6 @@ def run_runs(arguments: argparse.Namespace) -> None:
 
 def _write(entries: Sequence[Entry], names: Sequence[str], files: Sequence[Path], folder: Path) -> None:
     """Writes the page and the CSV file, if they are asked for, and says so."""
-    from toolkit.base.console import say
-    from toolkit.base.files import write_text
     from toolkit.lab import board
 
     shown = names or board.default_columns(entries)
@@ -92,7 +90,6 @@ def _write(entries: Sequence[Entry], names: Sequence[str], files: Sequence[Path]
 def _print(entries: Sequence[Entry], columns: Sequence[str], sort: str | None) -> None:
     from rich.table import Table
 
-    from toolkit.base.console import plain, rich_console
     from toolkit.document.blocks import shown
     from toolkit.lab.board import cell
 
@@ -110,8 +107,6 @@ def _order(value: Any) -> tuple[bool, float]:
 
 
 def _row(record: Record, sort: str | None) -> list[str]:
-    from toolkit.base.console import format_value
-
     facts, result = record.facts, record.part("result")
     engine = facts["engine"] + (f" x{facts['num_processes']}" if facts["num_processes"] > 1 else "")
     start = [Path(facts["recipe"]).stem, engine]
@@ -140,8 +135,6 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
 
 def run_diff(arguments: argparse.Namespace) -> None:
     """Prints the differences between two runs."""
-    from toolkit.report.runs import differences, read_record
-
     one, other = (read_record(expanded(folder)) for folder in (arguments.one, arguments.other))
     found = differences(one, other)
     if not found:
@@ -152,8 +145,6 @@ def run_diff(arguments: argparse.Namespace) -> None:
 def show(found: Sequence[Difference], one: str, other: str) -> None:
     """Prints one table of differences per section."""
     from rich.table import Table
-
-    from toolkit.base.console import format_value, plain, rich_console, shorten
 
     console = rich_console()
     for section, title in TITLES.items():
@@ -253,7 +244,6 @@ def add_reproduce(parser: argparse.ArgumentParser) -> None:
 def run_reproduce(arguments: argparse.Namespace) -> None:
     """Trains again with the same settings and threads, and the same or another number of processes."""
     from toolkit.lab.certify.trace import weight_difference
-    from toolkit.report.runs import differences, read_record
 
     record = read_record(expanded(arguments.run).absolute())
     if not record.finished:
@@ -342,8 +332,6 @@ def _require_sizes(run: str, record: Record, own: bool) -> None:
 
 def _require_comparable_model(run: str, record: Record) -> None:
     """Raises InputError if the run's parameters are missing or not as written: there would be nothing to compare."""
-    from toolkit.report.facts import require_intact_model
-
     require_intact_model(record.folder)
     files = RunFolder(record.folder)
     if not _weight_files(files):
@@ -391,8 +379,6 @@ def _train(recipe: Path, record: Record, folder: Path, own: bool, processes: int
 
 def _code_difference(record: Record, recipe: Path) -> str | None:
     """Returns how the run's code differs from the current code and how to restore it; None without a difference."""
-    from toolkit.system.environment import checkout, git
-
     noted, today = record.facts["git"], checkout(recipe.parent)
     if noted is None:
         return None
@@ -418,9 +404,6 @@ def _code_difference(record: Record, recipe: Path) -> str | None:
 
 def _numbers(file: Path) -> list[dict[str, float]]:
     """Returns the lines of a metrics file without measured times and memory."""
-    from toolkit.report.runs import MEASURED
-    from toolkit.tracking.jsonl import read_metrics
-
     return [{k: v for k, v in line.items() if k not in MEASURED} for line in read_metrics(file)]
 
 

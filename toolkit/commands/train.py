@@ -14,20 +14,22 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
+from toolkit.base.errors import DataError, InputError, problems_of
+from toolkit.base.files import written_whole
 from toolkit.base.outputs import output_file
+from toolkit.base.package import shipped_root, shortest
 from toolkit.checks.check import Told
 from toolkit.commands import options
 from toolkit.commands.options import Command, at_least
 from toolkit.config.describe import explain_text, help_text, schema
 from toolkit.config.sections import Config
+from toolkit.lab.slurm import Job, cores_of, lead_of, script, seconds_of
 from toolkit.recipe import load_settings, load_task_type, validate
-
-if TYPE_CHECKING:
-    from toolkit.lab.slurm import Job
-
+from toolkit.system.launcher import launched_processes, run_ranks, slurm_rank
 
 TOOLKIT = "import sys; del sys.argv[0]; from toolkit.commands.cli import main; main()"
 """The program of `python -c`; the whole command line follows, its first word included, as `run.json` notes it."""
@@ -73,9 +75,6 @@ def run_train(arguments: argparse.Namespace) -> None:
         ToolkitError: if the run cannot start, fails or is stopped.
         SystemExit: with the exit code of the ranks.
     """
-    from toolkit.base.errors import InputError
-    from toolkit.system.launcher import launched_processes, run_ranks, slurm_rank
-
     os.environ.update(slurm_rank())
     launched = launched_processes()
     if launched is not None and arguments.processes not in (None, launched):
@@ -98,8 +97,6 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 def settings(arguments: argparse.Namespace) -> list[str]:
     """Returns the options and overrides as overrides; without a YAML, raises InputError if any is missing."""
-    from toolkit.base.errors import InputError
-
     given = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name) is not None}
     missing = [
         option
@@ -150,7 +147,6 @@ def _check_rows(cfg: Config, task: Task) -> None:
     import datasets
 
     from toolkit.base.console import quiet_libraries, say
-    from toolkit.base.errors import DataError, InputError
     from toolkit.data.loading import check_rows
     from toolkit.data.staging import stage_problem
     from toolkit.prepare.inputs import omissions_of
@@ -245,9 +241,6 @@ def add_slurm(parser: argparse.ArgumentParser) -> None:
 
 def run_slurm(arguments: argparse.Namespace) -> None:
     """Writes the job script, after checking the settings as far as is possible on another machine."""
-    from toolkit.base.files import written_whole
-    from toolkit.lab.slurm import script
-
     output = output_file(arguments.output, arguments.overwrite)
     text = script(_job(arguments))
     with written_whole(output) as file:
@@ -256,10 +249,6 @@ def run_slurm(arguments: argparse.Namespace) -> None:
 
 
 def _job(arguments: argparse.Namespace) -> Job:
-    from toolkit.api.mesh import Mesh
-    from toolkit.base.package import shipped_root, shortest
-    from toolkit.lab.slurm import Job, cores_of
-
     recipe, config = arguments.recipe, arguments.config
     options.find(arguments)
     task_type = load_task_type(arguments.recipe)
@@ -288,9 +277,6 @@ def _job(arguments: argparse.Namespace) -> Job:
 
 def _checked(arguments: argparse.Namespace) -> tuple[int, int, int]:
     """Returns the processes on each machine, the time limit and the lead in seconds; raises all problems at once."""
-    from toolkit.base.errors import InputError, problems_of
-    from toolkit.lab.slurm import lead_of, seconds_of
-
     problems = problems_of(lambda: seconds_of(arguments.time))
     seconds = 0 if problems else seconds_of(arguments.time)
     lead = arguments.lead or lead_of(seconds)

@@ -52,11 +52,7 @@ class CheckedRows:
 def load_rows(cfg: Config, task: Task, accelerator: Accelerator, sample: int | None = None) -> CheckedRows:
     """Reads, checks and splits the run's rows, and lets the task learn its labels from the training rows.
 
-    Args:
-        cfg: resolved configuration.
-        task: checks rows; its `state` is filled.
-        accelerator: the first process of each node reads, the others use its cache.
-        sample: read only this many training rows, and no other splits; None reads all.
+    The first process of each node reads, the others use its cache. A `sample` is so many training rows and no others.
 
     Raises:
         DataError: for files or rows that cannot be used.

@@ -91,12 +91,6 @@ def locked(path: Path, shared: bool, wait: bool) -> int:
         raise
 
 
-def remove_incomplete(folder: Path) -> None:
-    """Removes the entries that killed processes were making; no other process may be making any."""
-    for entry in filter(is_temporary, folder.glob(f".{ENTRY}*")):
-        shutil.rmtree(entry)
-
-
 def make_room(folder: Path, missing: Sequence[SourceFiles]) -> None:
     """Removes entries that no run holds while there is too little room; raises DataError if that is not enough."""
     for entry in unused(folder):
@@ -185,7 +179,8 @@ def stage_files(data: DataConfig, task: Task) -> Stage:
     with _disk_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _disk_errors(folder), _turn(folder):
-        remove_incomplete(folder)
+        for entry in filter(is_temporary, folder.glob(f".{ENTRY}*")):  # of killed processes
+            shutil.rmtree(entry)
         missing = {each.key: each for each in sources if not _is_whole(folder, each, data)}
         held = Stage(folder, {each.name: each.key for each in sources})
         make_room(folder, list(missing.values()))

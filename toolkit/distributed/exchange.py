@@ -43,10 +43,7 @@ def share_sent(size: int) -> float:
 class Wire:
     """Exchanges tensors between processes, in place, and counts what it sends.
 
-    Every process must give tensors of the same shapes and types in the same order.
-
-    Args:
-        group: the processes; None for all.
+    Every process of the group (None for all) must give tensors of the same shapes and types in the same order.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -56,14 +53,9 @@ class Wire:
 
     @in_phase("exchange")
     def mean(self, tensors: Sequence[Tensor], weight: float) -> float:
-        """Replaces each tensor by its weighted mean over processes.
+        """Replaces floating-point tensors by their means over processes, whose weights add up to 1.
 
-        Args:
-            tensors: floating-point tensors of any shape.
-            weight: weight of this process; the weights of all processes add up to 1.
-
-        Returns:
-            Squared distance of this process's values from the mean, summed over all elements.
+        Returns the squared distance of this process's values from the mean, summed over all elements.
         """
         distance = 0.0
         for piece in pieces(tensors):

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """Sends the main process's weights. Every process must make the same calls.
-
-    Args:
-        device: where the weights are needed.
-    """
+    """Sends the main process's weights to the `device` of each. Every process must make the same calls."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

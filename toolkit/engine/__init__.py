@@ -24,11 +24,7 @@ ENGINES = {"loop": "toolkit.engine.loop.fit", "trainer": "toolkit.engine.trainer
 
 
 def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
-    """Trains a run to its end with the configured engine.
-
-    Args:
-        run: the prepared run.
-        observers: callbacks that were made before the run.
+    """Trains a run to its end with the configured engine; `observers` are callbacks that were made before the run.
 
     Raises:
         ConfigError: if a setting does not fit the run.

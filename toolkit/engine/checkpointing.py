@@ -12,7 +12,10 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from toolkit.api.run import ASYNC_SAVE, Checkpoint, Run
 from toolkit.api.state import Milestones
@@ -24,7 +27,7 @@ from toolkit.base.processes import STOP_SIGNALS, Thread
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint import contents, store
 from toolkit.checkpoint.manifest import require_intact
-from toolkit.checkpoint.planning import Group, Snapshot, planned
+from toolkit.checkpoint.planning import Copy, Group, Snapshot, planned
 from toolkit.checkpoint.state import SavedState, changed_evaluation
 from toolkit.checkpoint.writing import NewCheckpoint, commit
 from toolkit.config.messages import join
@@ -37,13 +40,6 @@ from toolkit.optim.presets import PRESETS
 from toolkit.optim.schedules import cycle_ends, in_steps
 from toolkit.system.phases import phase
 from toolkit.tracking.jsonl import mark_of
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-
-    from toolkit.checkpoint.planning import Copy
-
 
 PATIENCE_SECONDS = 60.0
 """How long a run that failed waits for a checkpoint that other processes, which may be gone, write too."""

@@ -59,15 +59,10 @@ def predict(
     beat: Callable[[], None] | None = None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> tuple[Predictions, float, float]:
-    """Predicts every row of an evaluation set.
+    """Predicts every row of an evaluation set, with a model without DDP, which would wait for ranks with fewer batches.
 
-    Args:
-        predictor: task, processor, settings and processes.
-        model: the model, not wrapped in DDP, which would wait for ranks with fewer batches.
-        data: rows and features.
-        title: label of the progress bar.
-        beat: called after each batch of an evaluation during training, whose own progress bar is shown.
-        is_stopping: whether this process should abandon the evaluation.
+    During training, `beat` is called after each batch, while the progress bar of the training is shown, and
+    `is_stopping` says whether this process should abandon the evaluation.
 
     Returns:
         Predictions `[rows, ...]` by name in row order on the main process (empty on others), and the summed loss and

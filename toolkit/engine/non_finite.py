@@ -36,12 +36,7 @@ class NonFiniteGradient(RunError):  # noqa: N818 - the name says it
 
 
 class NonFiniteParameters(RunError):  # noqa: N818 - the name says it
-    """Parameters or buffers are not finite; raised on every rank.
-
-    Args:
-        what: the step, and what is not finite.
-        step: the last step before it was found.
-    """
+    """Parameters or buffers are not finite, which was found after `step`; raised on every rank."""
 
     shared = True
 
@@ -51,12 +46,7 @@ class NonFiniteParameters(RunError):  # noqa: N818 - the name says it
 
 
 class GoBack(RunError):  # noqa: N818 - the run continues
-    """The run must go back to its newest checkpoint and skip a window; raised on every rank.
-
-    Args:
-        what: the step, and what was not finite.
-        window: the step whose window is skipped.
-    """
+    """The run must go back to its newest checkpoint and skip the window of a step; raised on every rank."""
 
     shared = True
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from toolkit.api.mesh import Mesh
@@ -72,8 +73,6 @@ def _end_pass(is_stopping: Callable[[], bool], *ignored: Any) -> None:
 @contextmanager
 def _ending_generation(model: Any, is_stopping: Callable[[], bool]) -> Iterator[None]:
     """Makes a model's `generate` end all its rows once this process should stop."""
-    import torch
-
     generate = getattr(model, "generate", None)
     if generate is None:
         yield

@@ -55,11 +55,8 @@ class Session(Training):
     """One training of a run, from its start or checkpoint to its end; defines the order of all hooks.
 
     An engine opens it, prepares model and optimizer, starts it, calls `begin_window` to `after_step` for each step, and
-    takes the result from `finish`. Strategies and callbacks see it as their `Replica` and `Training`.
-
-    Args:
-        run: the run.
-        observers: callbacks that were made before the run.
+    takes the result from `finish`. Strategies and callbacks see it as their `Replica` and `Training`; its `observers`
+    are callbacks that were made before the run.
     """
 
     stop_signal: StopSignal
@@ -107,13 +104,8 @@ class Session(Training):
     ) -> None:
         """Takes what is trained, restores the run's checkpoint, if any, and evaluates what is due before a step.
 
-        Args:
-            model: the prepared model.
-            optimizer: the prepared optimizer.
-            schedule: the learning-rate schedule, not prepared.
-            engine_state: returns the engine's own JSON-able state for checkpoints, by name.
-            on_save: called after each checkpoint has been written.
-            evaluate: the engine's evaluation, if it has its own.
+        Model and optimizer are prepared, the schedule is not. The engine's own JSON-able state for checkpoints is
+        returned by `engine_state`; `on_save` is called after each one. An engine may have its own way to `evaluate`.
 
         Raises:
             CheckpointError: if the checkpoint does not match the model or the optimizer; no file has changed.

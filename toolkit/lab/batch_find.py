@@ -10,11 +10,13 @@ from math import prod
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from toolkit.api.batch import looked_up
+from toolkit.api.run import Run
 from toolkit.api.training import Callback
 from toolkit.base.console import format_bytes, say
 from toolkit.base.errors import ConfigError, InputError, RunError
@@ -36,10 +38,6 @@ from toolkit.lab.plan.subject import resized, subject_of
 from toolkit.lab.tool import Report, Request
 from toolkit.optim.presets import PRESETS
 from toolkit.system.limits import available_memory
-
-if TYPE_CHECKING:
-    from toolkit.api.run import Run
-
 
 OUT_OF_MEMORY = "out of memory: "
 """How the error of a trial begins that had too little memory."""
@@ -150,8 +148,8 @@ def sizes_of(cfg: Config, longest: int, most_rows: int, reference: float, scale:
         found.append(size(0, window, train.max_tokens_per_batch))
     else:
         found.append(size(train.micro_batch, window))
-    if scale is not None:
-        found += [size(rows, rows) for rows in _beyond(window, most_rows)]
+    while scale is not None and (window := 2 * window) <= most_rows:
+        found.append(size(window, window))
     return sorted({each.micro_batch: each for each in found}.values(), key=lambda each: each.micro_batch)
 
 
@@ -174,11 +172,6 @@ def _divisors(window: int) -> list[int]:
         if window % size == 0 and STEP * kept[-1] <= size <= window / STEP:
             kept.append(size)
     return [*kept, window]
-
-
-def _beyond(window: int, most: int) -> Iterator[int]:
-    while (window := 2 * window) <= most:
-        yield window
 
 
 def _rates(cfg: Config, growth: float, scale: str | None) -> dict[str, Any]:
@@ -272,7 +265,7 @@ class Search:
         outcomes = self.launched((tried, "longest", 2), (tried, "timed", self.steps + 1))
         failed = next((outcome for outcome in outcomes if outcome.error is not None), None)
         if failed is not None:
-            if not _is_memory(failed):
+            if failed.died != KILLED and not str(failed.error).startswith(OUT_OF_MEMORY):
                 raise RunError(f"a micro-batch of {tried.size.micro_batch}: {failed.error}")
             tried.refused = "it does not fit: " + str(failed.error).removeprefix(OUT_OF_MEMORY).split("\n")[0]
             return
@@ -310,10 +303,6 @@ class Search:
                 trials.append(Trial(f"batch_find_{work}", job, folder / f"{number}.json"))
             launch = self.request.launch
             return run_trials(trials, folder / "batch_find.log", launch.processes, launch.file, launch.environ)
-
-
-def _is_memory(outcome: Outcome) -> bool:
-    return outcome.died == KILLED or str(outcome.error).startswith(OUT_OF_MEMORY)
 
 
 def best_of(tried: Sequence[Tried]) -> Tried:
@@ -487,8 +476,6 @@ def find(
 
 def _free(processes: int) -> int:
     """Returns the bytes that are free for a step of each process."""
-    import torch
-
     if torch.cuda.is_available():
         free = min(torch.cuda.mem_get_info(device)[0] for device in range(torch.cuda.device_count()))
     else:

@@ -7,9 +7,9 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from toolkit.api.run import best_metric, overall_scores
+from toolkit.api.run import FitResult, Run, best_metric, overall_scores
 from toolkit.base.console import counted, format_duration, format_value, say
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json
@@ -23,10 +23,6 @@ from toolkit.lab.jobs.training import QUIET, trained
 from toolkit.lab.tool import Report, Request
 from toolkit.metrics.intervals import t_interval
 from toolkit.report.scores import prefix_of
-
-if TYPE_CHECKING:
-    from toolkit.api.run import FitResult, Run
-
 
 FOLDER = "folds"
 HOW = (
@@ -151,15 +147,12 @@ def _summarised(scores: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, 
 
 
 def interval(values: Sequence[float]) -> Mapping[str, Any]:
-    """Returns `mean`, `deviation`, `low`, `high` and `values` of a score over folds.
+    """Returns `mean`, `deviation`, `low`, `high` and `values` of a score, `[K]`, over at least 2 folds.
 
     The interval is that of a t test with the variance of Nadeau and Bengio (2003, Inference for the Generalization
     Error, Machine Learning 52): folds share most of their training rows, so their scores are not independent, and the
     variance of their mean is larger than a K-th of their variance by the ratio of validation to training rows. A score
     that is not finite in a fold has no interval.
-
-    Args:
-        values: `[K]` the score of each fold, at least 2.
     """
     known = [None if value is None or not math.isfinite(value) else value for value in values]
     finite = [value for value in known if value is not None]

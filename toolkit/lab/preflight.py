@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import torch
+
 from toolkit.api.task import Task
 from toolkit.base.console import counted, format_bytes
 from toolkit.base.errors import DataError, InputError, problems_of
@@ -69,14 +71,7 @@ SIZES = "the sizes in parallel"
 def check_machine(
     task_type: type[Task], cfg: Config, config: str, overrides: Sequence[str], processes: int
 ) -> tuple[dict[str, str], list[str]]:
-    """Checks everything that a run needs of this machine.
-
-    Args:
-        task_type: the recipe's task.
-        cfg: the settings.
-        config: the YAML file.
-        overrides: the user's overrides.
-        processes: processes on this machine.
+    """Checks everything that a run, with so many `processes` on this machine, needs of it.
 
     Returns:
         What is there, by what was checked; and a line for each check that could not be made.
@@ -127,8 +122,6 @@ DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/kfd"))
 
 def devices(needs: Needs, environ: Mapping[str, str] = os.environ) -> Iterator[Found]:
     """Yields the findings on GPUs, memory and cores."""
-    import torch
-
     count = torch.cuda.device_count()
     yield Found("GPUs", _names(count), tuple(_missing(count, needs, environ)))
     yield _gpu_memory(needs) if count else _host_memory(needs)
@@ -137,16 +130,12 @@ def devices(needs: Needs, environ: Mapping[str, str] = os.environ) -> Iterator[F
 
 
 def _names(count: int) -> str:
-    import torch
-
     names = [torch.cuda.get_device_name(index) for index in range(count)]
     counts = {name: names.count(name) for name in dict.fromkeys(names)}
     return ", ".join(f"{number} x {name}" for name, number in counts.items()) or "none; training is on the CPU"
 
 
 def _missing(count: int, needs: Needs, environ: Mapping[str, str]) -> Iterator[str]:
-    import torch
-
     if 0 < count < needs.processes:
         yield (
             f"GPUs: {needs.processes} processes need as many, and this machine has {count}; lower --processes, or ask "
@@ -163,8 +152,6 @@ def _missing(count: int, needs: Needs, environ: Mapping[str, str]) -> Iterator[s
 
 
 def _gpu_memory(needs: Needs) -> Found:
-    import torch
-
     free = min(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count()))
     if needs.memory is None:
         return Found("GPU memory", f"{format_bytes(free)} free on the fullest")
@@ -173,8 +160,6 @@ def _gpu_memory(needs: Needs) -> Found:
 
 
 def _host_memory(needs: Needs) -> Found:
-    import torch
-
     free = available_memory()
     if needs.memory is None:
         return Found("memory", f"{format_bytes(free)} free")
@@ -340,8 +325,6 @@ FILES_OF_CHECKPOINT, FILES_OF_RUN = 20, 100
 
 def needs_of(cfg: Config, task: Task, processes: int, world: int) -> Needs:
     """Returns what a run needs of a machine that starts `processes` of its `world` processes."""
-    import torch
-
     on_gpu = torch.cuda.is_available()
     subject = subject_of(cfg, task, gpu=on_gpu)
     footprint = simulate(subject)

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 
 from toolkit.base.console import counted, format_bytes, format_duration, format_value, say, warn
 from toolkit.base.errors import ConfigError, RunError
@@ -174,14 +175,9 @@ def scale_of(request: Request, processes: Sequence[int], mode: Mode, rounds: int
             problems += [f"{number} processes: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems)
-    threads = None if _on_gpus(request.launch) else threads_of(processes[-1])
+    only_cpu = request.launch.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    threads = None if torch.cuda.is_available() and not only_cpu else threads_of(processes[-1])
     return Scale(requests, mode, rounds, threads, code_fingerprint(request.task), request.output)
-
-
-def _on_gpus(launch: Launch) -> bool:
-    import torch
-
-    return torch.cuda.is_available() and launch.environ.get("ACCELERATE_USE_CPU", "").lower() not in ("1", "true")
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 def entity_scores(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]], types: Sequence[str]
 ) -> dict[str, float]:
-    """Scores predicted entities, which are right if type, first and last token are.
-
-    Args:
-        predictions: the tags of each example's tokens.
-        references: the true tags, in the same order.
-        types: the entity types.
+    """Scores predicted entities, which are right if type, first and last token are, from the tags of each example.
 
     Returns:
         From 0 to 1: micro-averaged `precision`, `recall` and `f1`, `f1_macro` over `types`, for each type
@@ -75,13 +70,7 @@ def entity_scores(
 def entity_quality(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]], types: Sequence[str] = ()
 ) -> Quality:
-    """Returns how far the scores over all entities can be trusted, from draws of examples.
-
-    Args:
-        predictions: as for `entity_scores`, like `references`.
-        references: the true tags.
-        types: the entity types.
-    """
+    """Returns how far the scores of `entity_scores` over all entities can be trusted, from draws of examples."""
 
     def scores(sums: np.ndarray) -> dict[str, np.ndarray]:
         right, guessed, true, right_tokens, tokens = sums.T

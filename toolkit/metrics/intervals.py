@@ -37,13 +37,9 @@ def wilson(share: float, count: int) -> Interval:
 
 
 def t_interval(mean: float, variance: float, degrees: float, tail: float = ENDS[0]) -> Interval:
-    """Returns the interval of a mean by Student's t distribution.
+    """Returns the interval of a mean by Student's t distribution, with the probability `tail` on each side.
 
-    Args:
-        mean: the mean.
-        variance: variance of the mean.
-        degrees: degrees of freedom of the variance.
-        tail: probability on each side of the interval.
+    The `variance` is that of the mean, with so many `degrees` of freedom.
     """
     from scipy.stats import t  # takes half a second
 

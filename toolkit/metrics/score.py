@@ -12,22 +12,13 @@ from toolkit.metrics.intervals import Interval
 
 @dataclass(frozen=True)
 class Quality:
-    """How far the scores of an evaluation set can be trusted. Scores are named without prefix.
+    """How far the scores of an evaluation set can be trusted. Scores are named without prefix."""
 
-    Args:
-        intervals: 95 % confidence intervals by score.
-        constant: the constant answer that the scores are compared with, for instance `always 'positive'`; empty
-            without one.
-        baseline: scores of the constant answer.
-        trusted: the score to look at first; empty for the task's `best_metric`.
-        hints: advice about reading the scores, as sentences.
-    """
-
-    intervals: Mapping[str, Interval] = field(default_factory=dict)
-    constant: str = ""
-    baseline: Mapping[str, float] = field(default_factory=dict)
-    trusted: str = ""
-    hints: tuple[str, ...] = ()
+    intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95 % confidence intervals by score
+    constant: str = ""  # the constant answer that the scores are compared with, for instance `always 'positive'`
+    baseline: Mapping[str, float] = field(default_factory=dict)  # scores of the constant answer
+    trusted: str = ""  # the score to look at first; empty for the task's `best_metric`
+    hints: tuple[str, ...] = ()  # advice about reading the scores, as sentences
 
     def figures(self, prefix: str) -> dict[str, float]:
         """Returns all numbers by name: `<prefix><score>_low`, `<prefix><score>_high`, `<prefix><score>_baseline`."""
@@ -69,19 +60,12 @@ PREFIXES = ("", "eval_", "test_", "ensemble_")
 
 @dataclass(frozen=True)
 class Score:
-    """A metric.
+    """A metric."""
 
-    Args:
-        name: its name, without the prefix of an evaluation set.
-        greater_is_better: whether a greater value is better.
-        per_class: whether it is the metric of a single class, which tables of a run skip.
-        unit: unit of its values, for instance `s` or `B`; empty for a plain number.
-    """
-
-    name: str
+    name: str  # without the prefix of an evaluation set
     greater_is_better: bool = True
-    per_class: bool = False
-    unit: str = ""
+    per_class: bool = False  # whether it is the metric of a single class, which tables of a run skip
+    unit: str = ""  # unit of its values, for instance `s` or `B`; empty for a plain number
 
 
 def per_class_scores(names: Iterable[str], labels: Sequence[str] | None) -> tuple[Score, ...]:
@@ -96,12 +80,7 @@ def by_class(names: Sequence[str], labels: Sequence[str], values: Iterable[Any])
 
 
 def without_classes(figures: Mapping[str, T], scores: Iterable[Score]) -> dict[str, T]:
-    """Returns figures except the ones of single classes.
-
-    Args:
-        figures: values by name, with or without one of `PREFIXES`.
-        scores: the scores of the task.
-    """
+    """Returns figures, named with or without one of `PREFIXES`, except a task's scores of single classes."""
     hidden = {f"{prefix}{score.name}" for score in scores if score.per_class for prefix in PREFIXES}
     return {name: value for name, value in figures.items() if name not in hidden}
 

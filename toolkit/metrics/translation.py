@@ -17,12 +17,7 @@ TRANSLATION = (Score("bleu"), Score("chrf"))
 
 
 def translation_scores(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> dict[str, float]:
-    """Scores translations, with one reference each.
-
-    Args:
-        predictions: the translations.
-        references: the reference translation of each, in the same order.
-        tokenize: name of sacrebleu's tokenizer for BLEU.
+    """Scores translations, with one reference each in the same order; `tokenize` is sacrebleu's tokenizer for BLEU.
 
     Returns:
         Corpus scores from 0 to 100: `bleu` (Papineni et al. 2002) and `chrf`, which is chrF2 (Popovic 2015).

@@ -187,14 +187,10 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
     """Creates a processor that resizes images to the new model's size and scales pixel values to [-1, 1]."""
     from transformers import ViTImageProcessorPil
 
-    height, width = _sides(config, options.image)
+    size = options.image.size or getattr(config, "image_size", None) or DEFAULT_SIZE
+    height, width = (size, size) if isinstance(size, int) else size
     half = [0.5] * config.num_channels
     return ViTImageProcessorPil(size={"height": height, "width": width}, image_mean=half, image_std=half)
-
-
-def _sides(config: PreTrainedConfig, options: ImageOptions) -> tuple[int, int]:
-    size = options.size or getattr(config, "image_size", None) or DEFAULT_SIZE
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def longest(options: Any, processor: Processor) -> None:

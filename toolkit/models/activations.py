@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
@@ -181,8 +182,6 @@ def _checkpoint_segments(model: PreTrainedModel, setting: str, contexts: Context
 
 def _selective(contexts: Contexts | None) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Returns the contexts that keep products with weights, inside the contexts of recomputed parts."""
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-
     kept = {getattr(torch.ops.aten, name).default for name in PRODUCTS}
 
     def policy(context: Any, operation: Any, *arguments: Any, **more: Any) -> CheckpointPolicy:

@@ -87,13 +87,7 @@ def quantization(model: ModelConfig, config: Any, auto_class: Any) -> dict[str, 
 
 
 def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: str, seed: int) -> Any:
-    """Freezes a model and adds adapters to it.
-
-    Args:
-        model: the model with its weights.
-        settings: the section `model.peft`, with a method.
-        auto_model: name of the model's auto class.
-        seed: seed of the new parameters, the same on all processes.
+    """Freezes a model and adds the adapters of the section `model.peft`; the `seed` must be the same on all processes.
 
     Returns:
         A `peft.PeftModel` with the model's `forward`, `generate` and `config`.

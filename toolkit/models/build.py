@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -58,13 +59,8 @@ def make_trainable(
 ) -> PreTrainedModel:
     """Removes padding, freezes parameters or adds adapters; sets up dropout, activation memory and compilation.
 
-    Args:
-        model: the model with its weights.
-        cfg: resolved configuration.
-        auto_model: name of the model's auto class in transformers.
-        accelerator: the run's.
-        output_dir: folder in which a new base model is saved for its adapters.
-        resolved: the values chosen for settings that were `auto`, by dotted key.
+    A new base model is saved for its adapters in `output_dir`. Values chosen for settings that were `auto` are added to
+    `resolved`, by dotted key.
 
     Raises:
         ConfigError: if a setting does not fit the model.
@@ -113,23 +109,17 @@ def build_for(
             return build_model(*arguments)
     build = build_model if accelerator.is_main_process else _build_without_weights
     model: PreTrainedModel | None = on_every(accelerator, build, *arguments)
-    expected, generation = on_main(accelerator, _layout_and_generation, model)
+    expected, generation = on_main(accelerator, lambda m: (layout(m), getattr(m, "generation_config", None)), model)
     model = on_every(accelerator, lambda: model if model and layout(model) == expected else build_model(*arguments))
     if generation is not None:  # from_pretrained may have read it from a file of its own
         model.generation_config = generation
     return model
 
 
-def _layout_and_generation(model: PreTrainedModel) -> tuple[Any, Any]:
-    return layout(model), getattr(model, "generation_config", None)
-
-
 def _build_without_weights(
     model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int
 ) -> PreTrainedModel | None:
     """Returns the model of `build_model` on the meta device, or None if it cannot be built there."""
-    import transformers
-
     auto_class = getattr(transformers, auto_model)
     options = {"trust_remote_code": model.trust_remote_code, **attention(model, config, auto_class)}
     try:

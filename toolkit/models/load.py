@@ -178,13 +178,10 @@ def build_empty(auto_class: Any, config: PreTrainedConfig, **options: Any) -> Pr
 
 
 def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int) -> PreTrainedModel:
-    """Loads pretrained weights, or creates new ones, in float32.
+    """Loads pretrained weights, or creates new ones, in float32; the `seed` must be the same on all processes.
 
-    Args:
-        model: the YAML's `model` section.
-        config: the model's configuration, completed by task and processor.
-        auto_model: name of the auto class, for example `AutoModelForQuestionAnswering`.
-        seed: seed of all new weights, the same on all processes.
+    The configuration was completed by task and processor; `auto_model` names an auto class, for example
+    `AutoModelForQuestionAnswering`.
 
     Raises:
         ConfigError: if `model.from_config` is invalid, or the model does not support the attention implementation.

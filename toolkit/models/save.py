@@ -86,9 +86,7 @@ _MAX_FILE = "5GB"
 def save_model(run: Run, replacing: Callable[[], object]) -> None:
     """Writes `model/` with weights, configuration and processor; transformers (or peft) can load it.
 
-    Args:
-        run: the run, with a complete model.
-        replacing: called when the new folder is complete, before it gets this name.
+    The run has a complete model. When the new folder is complete, `replacing` is called before it gets this name.
     """
     files = RunFolder(run.output_dir)
     if stops := run.task.script_values(run.model, run.processor).get("stops"):  # `model.generate` stops there, too
@@ -98,15 +96,9 @@ def save_model(run: Run, replacing: Callable[[], object]) -> None:
 
 
 def write_model(model: Any, processor: Processor, settings: ModelConfig, folder: Path, base: Path, final: Path) -> None:
-    """Writes a folder that transformers (or peft) can load.
+    """Writes a folder that transformers (or peft) can load, of a model with its adapters if it has any.
 
-    Args:
-        model: the model, with its adapters if it has any.
-        processor: tokenizer, image processor or feature extractor.
-        settings: the section `model`.
-        folder: folder to write to.
-        base: folder of a new base model, which moves into `folder`.
-        final: where the folder will be.
+    The folder of a new base model, `base`, moves into it; `final` is where the folder will be.
     """
     if settings.peft.method == "none":
         model.save_pretrained(folder, max_shard_size=_MAX_FILE)

@@ -30,11 +30,7 @@ _PAGED = ("state1", "state2")
 
 
 def optimizer_state(optimizer: Any, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Splits an optimizer's state into tensors and plain values.
-
-    Args:
-        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
-        model: the unwrapped model, which names the optimizer's parameters.
+    """Splits an optimizer's state into tensors and plain values; the unwrapped model names its parameters.
 
     Returns:
         Tensors by `<parameter>::<state>`, which may be split over processes. They share the optimizer's memory, so
@@ -89,13 +85,8 @@ def load_streamed_state(
 ) -> None:
     """Restores a state as `load_optimizer_state`, from parts of tensors that are read one at a time.
 
-    Args:
-        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one, built with the settings of the saved one.
-        model: the unwrapped model, which names the optimizer's parameters.
-        saved: shapes and types of the saved tensors, on the meta device.
-        read: reads the parts of them that this process holds.
-        scalars: the plain values that `optimizer_state` returned.
-        outline: the complete model, if other processes train some of its parameters; their state is omitted.
+    Shapes and types of the `saved` tensors are on the meta device; `read` reads the parts that this process holds. The
+    `outline` is the complete model, if other processes train some of its parameters; their state is omitted.
 
     Raises:
         CheckpointError: if the class, names, groups or shapes differ.

@@ -61,7 +61,8 @@ def own_bytes(run: Run) -> tuple[int, int]:
     """Returns the CPU memory of this process's copy, and what training will allocate in addition to the model."""
     mesh, parameters = run.mesh, list(run.model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    state = round(sum(map(_own_count, trained)) * PRESETS[run.cfg.train.optim].state_bytes)
+    own = sum(local_bytes(parameter) // parameter.element_size() for parameter in trained)
+    state = round(own * PRESETS[run.cfg.train.optim].state_bytes)
     held = sum(map(local_bytes, [*parameters, *run.model.buffers()])) + state
     if run.cfg.checkpoint.format == "sharded":
         copy = held // mesh.replicas
@@ -69,10 +70,6 @@ def own_bytes(run: Run) -> tuple[int, int]:
         copy = held if mesh.data_rank // mesh.fsdp == 0 else 0  # the first of several that hold the same
     on_cpu = run.accelerator.device.type == "cpu"
     return copy, sum(map(local_bytes, trained)) + state if on_cpu else 0
-
-
-def _own_count(parameter: torch.Tensor) -> int:
-    return local_bytes(parameter) // parameter.element_size()
 
 
 @dataclass(frozen=True)

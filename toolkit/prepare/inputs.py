@@ -107,17 +107,10 @@ class Inputs:
 def read_inputs(
     cfg: Config, task: Task, accelerator: Accelerator, claimed: Claimed, sample: int | None = None
 ) -> Inputs:
-    """Reads the model's configuration and the rows, and preprocesses them.
+    """Reads the model's configuration and the rows, and preprocesses them; the same on every process.
 
-    Args:
-        cfg: resolved configuration.
-        task: the recipe's task; it learns its labels from the training rows.
-        accelerator: the run's; the first process of each node reads, the others use its cache.
-        claimed: the output folder, for a new processor, and the checkpoint to resume from.
-        sample: reads only this many training rows and no other rows; None reads all.
-
-    Returns:
-        The inputs, the same on every process.
+    The task learns its labels. The first process of each node reads, the others use its cache. The claimed folder gets
+    a new processor, and may have the checkpoint to resume from. A `sample` is so many training rows and no others.
 
     Raises:
         ConfigError: if settings, model and task do not fit together; lists all problems.

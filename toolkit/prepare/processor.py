@@ -52,13 +52,6 @@ def build_processor(
 
 
 def configure_model(config: PreTrainedConfig, task: Task, processor: Processor, new: bool) -> None:
-    """Updates the model's configuration with values from the processor, then from the task.
-
-    Args:
-        config: the model's configuration, changed in place.
-        task: the recipe's task, after `learn`.
-        processor: the run's.
-        new: whether the model has no pretrained weights.
-    """
+    """Updates the model's configuration with values of the processor, then of the task, which knows its labels."""
     modalities.load(task.modality).configure(config, processor, new)
     task.configure(config)

@@ -195,12 +195,9 @@ def score_text(run: Run, result: FitResult) -> str:
 
 
 def with_section(card: str, title: str, content: str) -> str:
-    """Returns a model card with a section at its end, which replaces one of this title.
+    """Returns a model card, maybe edited by hand, with a section at its end, which replaces one of this title.
 
-    Args:
-        card: a model card, maybe edited by hand.
-        title: title of the section.
-        content: Markdown without headings of this or a higher level.
+    The `content` is Markdown without headings of this or a higher level.
     """
     before, heading, rest = f"\n{card}".partition(f"\n## {title}\n")
     after = re.split(r"^(?=## )", rest, maxsplit=1, flags=re.M)[1:] if heading else []

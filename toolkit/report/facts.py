@@ -92,12 +92,9 @@ def is_intact(facts: Mapping[str, Any]) -> bool:
 
 
 def damaged(folder: Path, facts: Mapping[str, Any], within: str = "") -> list[str]:
-    """Returns the damages of a finished run, one phrase for each file.
+    """Returns the damages of a finished run, one phrase for each file whose path begins with `within`.
 
-    Args:
-        folder: the run's folder.
-        facts: content of its `run.json`; older versions have no checksums.
-        within: only files whose path begins with this.
+    The facts are the content of its `run.json`; older versions have no checksums.
     """
     problems = [] if is_intact(facts) else ["run.json is not as it was written (its sha256 differs)"]
     written = facts.get("files", {})
@@ -146,13 +143,7 @@ MOST_DIFF_BYTES = 2**20
 def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestones) -> None:
     """Writes `config.yaml` (resolved), `run.json`, and, if there are any, bad rows and uncommitted changes.
 
-    Until there are new results, `run.json` keeps the results of the session before a resume.
-
-    Args:
-        run: the run, once all checks have passed.
-        rows: its checked rows.
-        recipe: the recipe's file.
-        milestones: its steps.
+    All checks have passed. Until there are new results, `run.json` keeps those of the session before a resume.
     """
     from toolkit.data.table import write_bad_rows
 

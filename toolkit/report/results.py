@@ -89,12 +89,7 @@ def write_results(run: Run, result: FitResult, model_is_kept: Callable[[], None]
     """Writes the results of a run, shows a summary and pushes the model. Call it on the main process only.
 
     It may need no other process, because the processes of a command line have exited. If one step fails, the others are
-    still done.
-
-    Args:
-        run: the trained run.
-        result: the engine's result, with `figures`.
-        model_is_kept: called when the model is written; may raise Interrupted, which may also come later.
+    still done. Once the model is written, `model_is_kept` is called. Interrupted may be raised by it, or later.
 
     Raises:
         RunError: if a result could not be written or pushed.

@@ -110,12 +110,7 @@ class Repeats:
 
 
 def repeats(records: Iterable[Record], name: str | None = None) -> list[Repeats]:
-    """Returns the groups of runs that differ only in their seed.
-
-    Args:
-        records: the runs.
-        name: the figure to compare; None for the metric that selects the best model.
-    """
+    """Returns the groups of runs that differ only in their seed; by default they compare the metric of the best one."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         settings = {key: value for key, value in record.part("setting").items() if key not in OF_ONE_RUN}

@@ -17,25 +17,15 @@ from toolkit.system.limits import give_back_freed
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of a run's main process, in bytes.
+    """Memory of a run's main process, in bytes."""
 
-    Args:
-        parameters: weights and buffers.
-        gradients: gradients of all trained weights.
-        optimizer_state: state of the optimizer.
-        baseline: use before the model was built, libraries and rows included.
-        train_peak: peak of the training steps above the baseline, weights included.
-        peak: peak of the process since then, baseline included.
-        checkpoint_copy: the copy of a checkpoint that is written during training, on a CPU.
-    """
-
-    parameters: int
-    gradients: int
+    parameters: int  # weights and buffers
+    gradients: int  # gradients of all trained weights
     optimizer_state: int
-    baseline: int
-    train_peak: int
-    peak: int
-    checkpoint_copy: int = 0
+    baseline: int  # use before the model was built, libraries and rows included
+    train_peak: int  # peak of the training steps above the baseline, weights included
+    peak: int  # peak of the process since then, baseline included
+    checkpoint_copy: int = 0  # the copy of a checkpoint that is written during training, on a CPU
 
     @property
     def rest(self) -> int:

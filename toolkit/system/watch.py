@@ -284,15 +284,10 @@ class _Point:
 
 
 class SystemWatch:
-    """Samples this process until it is closed; a context manager.
+    """Samples this process and its device until it is closed; a context manager.
 
     Sampling never ends or delays a run: if a file cannot be written, there is a warning and no more lines, and a
-    reading that does not return is given up.
-
-    Args:
-        interval: seconds between samples; None measures time only.
-        rank: of the process.
-        device: its device.
+    reading that does not return is given up. The `interval` between samples is in seconds; None measures time only.
     """
 
     def __init__(self, interval: float | None = None, rank: int = 0, device: torch.device | None = None) -> None:

@@ -47,13 +47,9 @@ def usual_sentences(texts: Sequence[str]) -> int:
 def of_head(
     head: Head, columns: Sequence[str], train: Dataset, sets: Mapping[str, Dataset]
 ) -> Iterator[tuple[str, Scores]]:
-    """Yields the baselines of a classification or regression.
+    """Yields the baselines of a classification or regression from its checked rows; the head has learned its labels.
 
-    Args:
-        head: the head, which has learned its labels.
-        columns: the column of the texts, or both of pairs; empty if inputs are no texts.
-        train: the checked training rows.
-        sets: the checked rows of each evaluation set.
+    The `columns` are that of the texts, or both of pairs; empty if inputs are no texts.
     """
     targets = np.array([head.target(label) for label in train["label"][:]])
     name, constant = _constant(head, targets)

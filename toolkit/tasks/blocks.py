@@ -160,11 +160,9 @@ def mask_tokens(
 
 
 def pad_parts(targets: Sequence[Sequence[int]], input_ids: Tensor) -> Tensor:
-    """Returns for each token of a batch which part of its block it belongs to, `[B, T]`; 0 for padding.
+    """Returns for each token of a batch, `[B, T]`, which part of its block it belongs to; 0 for padding.
 
-    Args:
-        targets: the number of targets of each part, for each block.
-        input_ids: the input ids of the batch, `[B, T]`.
+    For each block, `targets` has the number of targets of each part.
     """
     import numpy as np
 
@@ -210,12 +208,7 @@ def scored_documents(predictions: Predictions, features: Dataset, num_documents:
 
 
 def by_document(predictions: Predictions, features: Dataset, num_documents: int) -> Predictions:
-    """Sums the predictions of blocks per document.
-
-    Args:
-        predictions: named sums `[blocks, parts]`, one entry for each of a block's `targets`.
-        features: the blocks.
-        num_documents: number of documents.
+    """Sums predictions `[blocks, parts]`, with an entry for each of a block's `targets`, per document.
 
     Returns:
         Sums `[num_documents]` float64 by name; 0 for a document without targets.

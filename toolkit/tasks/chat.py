@@ -111,14 +111,10 @@ def samples(
     options: Any,
     seed: int,
 ) -> list[str]:
-    """Returns prompts and their continuations or answers, sampled.
+    """Returns prompts and their continuations or answers, sampled with the task's options.
 
-    Args:
-        model: the unwrapped model in evaluation mode.
-        tokenizer: its tokenizer.
-        prompts: the prompts; for `messages`, text is a message of the user.
-        options: the task's options: `data_format`, `max_new_tokens` and `block_size`.
-        seed: seed of the first sample; that of each further one is greater by 1.
+    The unwrapped model is in evaluation mode. For `messages`, text is a message of the user. The `seed` is that of the
+    first sample; that of each further one is greater by 1.
     """
     if options.data_format == "messages":
         prompts = ([{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts)

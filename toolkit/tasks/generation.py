@@ -65,11 +65,7 @@ def continue_tokens(
 
 
 def script_name(causal: bool, answers: bool) -> str:
-    """Returns the template of a language model's script (see `Task.script`).
-
-    Args:
-        causal: whether the model is causal.
-        answers: whether it answers prompts or messages.
+    """Returns the template of a language model's script (see `Task.script`); `answers` for one that answers prompts.
 
     Raises:
         InputError: if the model is masked.

@@ -10,11 +10,7 @@ from toolkit.base.console import shorten
 
 
 class LazyRecords:
-    """Records that are created again by each iteration; `Task.decode` may return them.
-
-    Args:
-        make: returns a new iterator over all records.
-    """
+    """Records that each iteration creates again with `make`; `Task.decode` may return them."""
 
     def __init__(self, make: Callable[[], Iterator[Record]]) -> None:
         self._make = make
@@ -30,12 +26,7 @@ def columns_of(records: Iterable[Record], *names: str) -> list[list[Any]]:
 
 
 def checked_text(value: Any, name: str, place: str) -> str:
-    """Returns a text.
-
-    Args:
-        value: the value.
-        name: what it is, for messages.
-        place: where it comes from, for messages.
+    """Returns a text. Messages say what it is (`name`) and where it comes from (`place`).
 
     Raises:
         BadRow: if it is missing, blank or not text.

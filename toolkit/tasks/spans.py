@@ -26,10 +26,9 @@ Answers = dict[str, list[Any]]
 
 
 def check_answer(row: Mapping[str, Any]) -> tuple[Answers, bool]:
-    """Checks the gold answers of a row against its context.
+    """Checks the gold answers of a row, equally long lists `text` and `answer_start`, against its context.
 
-    Args:
-        row: `context` and `answers` with equally long lists `text` and `answer_start`; empty lists mean "no answer".
+    Empty lists mean "no answer".
 
     Returns:
         The answers without surrounding blanks (starts moved along), and whether there were such blanks.
@@ -230,14 +229,9 @@ Span = tuple[float, int, int]
 
 
 def context_mask(offsets: Sequence[Sequence[int]], width: int) -> Tensor:
-    """Returns a mask of the tokens that belong to the context.
+    """Returns a mask of the tokens that belong to the context, `[B, T]` bool, False on padding.
 
-    Args:
-        offsets: `offsets` of B windows, as returned by `encode_windows`.
-        width: T, the length that the windows are padded to on the right.
-
-    Returns:
-        `[B, T]` bool, False on padding.
+    The `offsets` of B windows are those of `encode_windows`; T is the `width` that they are padded to on the right.
     """
     import torch
 
@@ -248,15 +242,9 @@ def context_mask(offsets: Sequence[Sequence[int]], width: int) -> Tensor:
 
 
 def masked_logits(start_logits: Tensor, end_logits: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Removes padding from the softmax over positions, so that the loss does not depend on the batch.
+    """Removes padding (mask 0) from the softmax over positions, so that the loss does not depend on the batch.
 
-    Args:
-        start_logits: `[B, T]`.
-        end_logits: `[B, T]`.
-        attention_mask: `[B, T]`, 0 on padding.
-
-    Returns:
-        Both logits `[B, T]`, with the lowest number of their dtype at padding.
+    Returns both logits `[B, T]`, with the lowest number of their dtype at padding.
     """
     import torch
 

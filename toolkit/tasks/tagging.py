@@ -44,12 +44,7 @@ def check_tokens(value: Any, column: str) -> list[str]:
 
 
 def check_tags(tags: Sequence[str], tokens: Sequence[str], types: Sequence[str] | None) -> list[str]:
-    """Returns the tags of a row in IOB2's form.
-
-    Args:
-        tags: tags in the form of IOB1, IOB2, BIOES or BILOU.
-        tokens: the row's tokens.
-        types: the allowed entity types; None allows all.
+    """Returns tags of the form IOB1, IOB2, BIOES or BILOU in that of IOB2; without `types`, all are allowed.
 
     Raises:
         BadRow: if a tag is of no such form, its type is not allowed, or there are more or fewer tags than tokens.
@@ -141,15 +136,7 @@ def _places(words: Sequence[str], windows: Sequence[Sequence[tuple[int, int]]]) 
 
 
 def labels_of(windows: Mapping[str, Sequence[Any]], tags: Sequence[Sequence[int] | None]) -> list[list[int]]:
-    """Returns the labels of each window's subwords.
-
-    Args:
-        windows: columns `example` and `words` of `encode_words`.
-        tags: class ids of the words of each row, or None without labels.
-
-    Returns:
-        Class ids, `IGNORE_INDEX` at subwords without a label.
-    """
+    """Returns the class ids of each window's subwords (see `encode_words`); `IGNORE_INDEX` at those without a label."""
     return [
         [IGNORE_INDEX if word < 0 or row is None else row[word] for word in words]
         for words, row in zip(windows["words"], (tags[example] for example in windows["example"]), strict=True)
@@ -159,13 +146,7 @@ def labels_of(windows: Mapping[str, Sequence[Any]], tags: Sequence[Sequence[int]
 def tagged(
     predictions: Predictions, features: Dataset, rows: Iterable[Mapping[str, Any]], names: Sequence[str]
 ) -> Iterator[Record]:
-    """Yields a record per row.
-
-    Args:
-        predictions: `classes` and `scores` (their probabilities) `[windows, subwords]`.
-        features: the windows, with `example` and `words`.
-        rows: the rows, with `tokens` and `tags`.
-        names: names of the classes.
+    """Yields a record per row, given `classes` and `scores` (their probabilities) `[windows, subwords]`.
 
     Yields:
         `tokens`, `tags`, `prediction` (the predicted tags; `O` for words without subwords) and `entities`: each with

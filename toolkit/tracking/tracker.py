@@ -58,10 +58,6 @@ class RunTrackers:
     """The trackers of one run; see `toolkit.api.exhibits.Trackers`.
 
     A tracker that fails during training is reported once and then ignored; `metrics.jsonl` has all numbers.
-
-    Args:
-        cfg: resolved configuration.
-        output_dir: the run's folder.
     """
 
     def __init__(self, cfg: Config, output_dir: Path) -> None:
@@ -169,18 +165,9 @@ def tracker_problems(tracking: TrackingConfig) -> list[str]:
 class Tracker:
     """Writes the run's numbers, on the main process only; a context manager that closes its file and trackers.
 
-    A resumed run truncates `metrics.jsonl` to its checkpoint's step and appends to it. Trackers continue the previous
-    run as far as they can (see `toolkit.tracking.tracker`).
-
-    Args:
-        accelerator: the run's Accelerator.
-        cfg: resolved configuration.
-        path: the file `metrics.jsonl`.
-        start_step: step that training resumes from, 0 for a new run.
-        shown_names: metrics that the progress bar shows besides the loss.
-        mark: `mark_of` the file at the checkpoint of that step, if it is known.
-        trackers: the run's trackers, which stay open after a training that ends well, for its report; by default own
-            ones, which are closed.
+    A resumed run truncates `metrics.jsonl` to its checkpoint's step and appends to it; `mark` is `mark_of` the file at
+    that step, if it is known. Trackers continue the previous run as far as they can (see `toolkit.tracking.tracker`).
+    Given ones stay open after a training that ends well, for its report; its own ones are closed.
     """
 
     def __init__(

@@ -32,11 +32,7 @@ class Links:
     the messages of two processes in one group one after another, so a process that waits to send would block the
     message that the other one waits for.
 
-    Every process must construct it at the same time.
-
-    Args:
-        mesh: the run's processes.
-        timeout: how long a message may take, in seconds.
+    Every process must construct it at the same time. A message may take `timeout` seconds.
     """
 
     def __init__(self, mesh: Mesh, timeout: float) -> None:
@@ -122,15 +118,10 @@ class Executor:
         seed: Callable[[int, int], None],
         beat: Callable[[], None],
     ) -> Tensor:
-        """Adds up the gradient of a window in the parameters of this process.
+        """Adds up the gradient of a window, the same on every process of the pipeline, in this process's parameters.
 
-        Args:
-            task: gives the summed loss.
-            actions: this process's passes, in order.
-            window: the micro-batches, the same on every process of the pipeline.
-            scale: factor of the summed losses.
-            seed: seeds the random numbers of a stage and a micro-batch, so that they do not depend on the schedule.
-            beat: called after each pass.
+        Random numbers of a stage and a micro-batch start from `seed`, so that they do not depend on the schedule.
+        After each pass, `beat` is called.
 
         Returns:
             The summed loss, a detached scalar; zero on processes that do not hold the last stage.
@@ -205,9 +196,7 @@ class Executor:
 class ForwardOnly(nn.Module):
     """The model for evaluation: each process runs its stages, and only the last one returns outputs.
 
-    Args:
-        executor: this process of the pipeline.
-        model: the model, which changes its mode with this module.
+    The mode of `model` changes with that of this module.
     """
 
     IN_FLIGHT = 2

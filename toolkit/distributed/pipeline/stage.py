@@ -40,11 +40,8 @@ def held_modules(model: nn.Module, ranges: Sequence[range], own: Collection[int]
 class Stage:
     """The layers of one process, in one or several chunks; its first and last stage also hold the modules around them.
 
-    Args:
-        model: the complete model, with the weights of `held_modules`; those of other processes are removed.
-        ranges: layers of every stage of the model, in order.
-        own: the stages that this process holds.
-        device: where they are.
+    The complete `model` has the weights of `held_modules`; those of other processes are removed. Of the stages,
+    `ranges` has the layers of all, in order, and `own` names those of this process.
     """
 
     def __init__(self, model: nn.Module, ranges: Sequence[range], own: Collection[int], device: torch.device) -> None:
@@ -69,13 +66,9 @@ class Stage:
             kept.forward = self._gate(index, kept.forward)
 
     def forward(self, stage: int, inputs: Mapping[str, Any], receive: Callable[[Tensor], Tensor]) -> Any:
-        """Runs one stage.
+        """Runs one stage of the model on its inputs, which are the same for every stage.
 
-        Args:
-            stage: its number in the model.
-            inputs: the model's inputs, the same for every stage.
-            receive: returns the output of the stage before, given a tensor of the same shape and type; not called for
-                the first stage.
+        Except for the first, `receive` returns the output of the stage before, given a tensor of its shape and type.
 
         Returns:
             The hidden state behind the stage's layers; the model's output for the last stage.

@@ -12,24 +12,21 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
 from toolkit.base.console import say
 from toolkit.base.errors import RunError
+from toolkit.config.sections import Config
 from toolkit.distributed.collectives import all_sum
 from toolkit.distributed.exchange import Wire, average_gradients
 from toolkit.distributed.strategies.replicas import Replicas
 from toolkit.distributed.window import accumulate, seed_all
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-    from toolkit.config.sections import Config
 
 
 class AutoBatchSize(Replicas):

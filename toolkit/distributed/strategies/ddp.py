@@ -5,12 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from toolkit.api.strategy import Replica
 from toolkit.distributed.collectives import objects_of_all
@@ -18,10 +19,6 @@ from toolkit.distributed.exchange import EXCHANGED_BYTES, EXCHANGES, Wire, share
 from toolkit.distributed.placement import trained_buffers
 from toolkit.distributed.strategies.replicas import Replicas
 from toolkit.optim.state import optimizer_state
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
 
 ERROR, QUERY = "error", "query"
 """Prefixes of the names of tensors in a checkpoint."""

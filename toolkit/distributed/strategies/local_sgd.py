@@ -9,25 +9,22 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import RunError
+from toolkit.config.sections import Config
 from toolkit.distributed.collectives import data_sum
 from toolkit.distributed.exchange import Wire, average_gradients
 from toolkit.distributed.placement import trained_buffers
 from toolkit.distributed.strategies.replicas import Replicas
 from toolkit.system.phases import in_phase
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-    from toolkit.config.sections import Config
 
 
 class LocalSGD(Replicas):

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from toolkit.base.errors import InputError
 from toolkit.base.run_folder import RunFolder
@@ -22,9 +24,6 @@ from toolkit.lab.certify.certificate import FAILED, OK, Certificate
 from toolkit.lab.certify.trainings import NO_UPDATE, WINDOW, Experiment, Training, error_of
 from toolkit.models.load import load_model_config
 from toolkit.tracking.jsonl import read_metrics
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PROMISE = "Processes that share a model train it like one process, and one process resumes their checkpoints."
 NOT_CERTIFIED = ("strategy", "auto_batch_size", "torch_compile", "snapshot_ensemble")

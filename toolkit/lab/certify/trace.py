@@ -8,16 +8,15 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
+import torch
+from torch import nn
 
 from toolkit.api.training import Callback
 from toolkit.base.files import sha256
 from toolkit.models.load import batch_dependence
-
-if TYPE_CHECKING:
-    from torch import nn
 
 DEPENDENCE = "batch-dependence.json"
 """File with the reasons why a model's rows depend on each other, beside the gradients."""
@@ -57,8 +56,6 @@ class Trace(Callback):
 
     def after_step(self, record: Mapping[str, float]) -> None:
         """Records a step, and kills the process if it is the step for that."""
-        import torch
-
         step = self.training.state.step
         rows = [[int(row) for row in batch["row_ids"] if row >= 0] for batch in self.training.window]
         # The state after the step shows whether two runs drew the same random numbers.
@@ -108,7 +105,6 @@ def first_difference(
 
 def weight_difference(one: Path, other: Path, file: str, tolerance: float = 0.0) -> str | None:
     """Returns a sentence about the first tensor that differs between two safetensors files by more than `tolerance`."""
-    import torch
     from safetensors.torch import load_file
 
     left, right = load_file(one / file), load_file(other / file)

@@ -14,9 +14,11 @@ from toolkit.api.random import RowRandom
 from toolkit.api.run import Run
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.keys import written
+from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
 from toolkit.lab.certify.trace import Trace
 from toolkit.lab.certify.trainings import WINDOW
+from toolkit.models.load import load_model_config
 from toolkit.recipe import load_settings, load_task_type
 
 
@@ -100,9 +102,6 @@ def train(job: Mapping[str, Any]) -> None:
 
 def _changes(cfg: Config, no_dropout: bool, max_layers: int | None) -> dict[str, float]:
     """Returns the fields of the model's configuration that remove random numbers and layers, with their new values."""
-    from toolkit.config.paths import source_of
-    from toolkit.models.load import load_model_config
-
     found: dict[str, float] = {}
     for name, value in load_model_config(source_of(cfg)).to_dict().items():
         if not isinstance(value, int | float) or isinstance(value, bool):

@@ -24,6 +24,7 @@ from toolkit.data.loading import check_rows
 from toolkit.deploy.trained import read_settings
 from toolkit.lab.doctor.findings import Finding, Part, parts_of
 from toolkit.metrics.entities import entities
+from toolkit.metrics.squad import squad_scores
 
 CROSS_VALIDATION = "cross_validation.json"
 
@@ -216,8 +217,6 @@ def _of_entities(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[s
 
 def _of_answers(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
     """Finds answers whose probability is as high as that of correct ones, but that share no word with the label."""
-    from toolkit.metrics.squad import squad_scores
-
     overlap = [squad_scores([each["prediction_text"]], [each["answers"]])["f1"] for each in records]
     right = [record["score"] for record, f1 in zip(records, overlap, strict=True) if f1 == max(overlap) > 0]
     if not right:

@@ -66,20 +66,10 @@ def run_trials(
     environ: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> list[Outcome]:
-    """Runs trials one after the other in one launch, and stops at the first that fails.
+    """Runs trials one after the other in one launch, and stops at the first that fails; returns the outcome of each.
 
-    A result counts as soon as it is written, however the processes end afterwards; an unusual end is a warning.
-
-    Args:
-        trials: at least one trial.
-        log: file for the output; the trials are written beside it, as `.json`.
-        processes: number of processes.
-        launcher: a configuration file of `accelerate launch`, or None.
-        environ: environment variables to add.
-        timeout: seconds for all trials together, or None.
-
-    Returns:
-        The outcome of each trial.
+    A result counts as soon as it is written, however the processes end afterwards; an unusual end is a warning. The
+    trials are written beside the `log`, as `.json`, and have `timeout` seconds all together; see `run_processes`.
     """
     job = log.with_suffix(".json")
     job.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+import torch
 from torch import Tensor
 
 from toolkit.api.batch import Batch, looked_up
@@ -141,9 +143,6 @@ def serial_seconds(runs: Sequence[Measured]) -> float:
 
 def rows_that_fit(footprint: Footprint) -> int:
     """Returns the rows to measure with: those of a micro-batch, or as many as this machine's memory fits."""
-    import psutil
-    import torch
-
     free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available
     spare = SHARE_OF_FREE * free - footprint.states - footprint.gradients
     if spare <= 0:

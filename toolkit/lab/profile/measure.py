@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from toolkit.api.batch import IGNORE_INDEX, Batch
+from toolkit.api.run import Run
 from toolkit.api.training import Callback
 from toolkit.data.batching.batches import Windows
 from toolkit.distributed.collectives import objects_of_all
@@ -33,9 +34,6 @@ from toolkit.lab.profile.trace import RANGE, UNFUSED, Operation, Reading, read_t
 from toolkit.models.unpadded.families import DROPOUTS, NothingToGain, Refused, coverage
 from toolkit.system.limits import usable_cores
 from toolkit.system.phases import WHOLE, active_clock
-
-if TYPE_CHECKING:
-    from toolkit.api.run import Run
 
 
 class FlopCount(TorchDispatchMode):
@@ -294,8 +292,7 @@ MOST_OPERATIONS = 15
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains the job of `toolkit.lab.jobs.training.trained`, and measures some of the steps.
 
-    Args:
-        job: with `skipped` and `steps` (see `Stages`), and `trace`, the file for the trace of the first rank.
+    The job has `skipped` and `steps` (see `Stages`), and `trace`, the file for the trace of the first rank.
 
     Returns:
         `ranks`: the measurements of each process (`_of_rank`); `trace`: the first one's trace, per step; `loading`,

@@ -100,7 +100,7 @@ def profile(request: Request, skipped: int, steps: int) -> Profile:
 
     def allowed(choice: Sequence[str]) -> bool:
         try:
-            if _is_setting(choice):
+            if all("." in each.partition("=")[0] for each in choice):  # not options or environment variables
                 request.load(choice)
         except ConfigError:
             return False
@@ -307,11 +307,6 @@ def _idle(found: Profile, cfg: Config) -> Iterator[Finding]:
 
 RULES = (_loading, _advise_padding, _advise_launches, _advise_exchange, _attention, _idle)
 """What is looked for."""
-
-
-def _is_setting(choice: Choice) -> bool:
-    """Whether a choice is overrides, not an option or an environment variable of the command."""
-    return all("." in each.partition("=")[0] for each in choice)
 
 
 def phases(found: Profile) -> Table:

@@ -37,12 +37,7 @@ MEMBER = "member.json"
 
 
 class Member:
-    """A member of a population; what is known of it is in a file of its folder.
-
-    Args:
-        search: the search.
-        trial: its trial in the study, whose point it starts with.
-    """
+    """A member of a population, which starts with its trial's point; what is known of it is in a file of its folder."""
 
     def __init__(self, search: Search, trial: Trial) -> None:
         self.search, self.trial, self.number = search, trial, trial.number

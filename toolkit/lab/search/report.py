@@ -132,16 +132,10 @@ def search(
     seconds: int | None = None,
     storage: str | None = None,
 ) -> SearchReport:
-    """Runs the remaining trials of a search, and scores the winner.
+    """Runs the remaining trials of a search, `parallel` at a time, and scores the winner.
 
-    Args:
-        request: the run.
-        space: YAML file of the settings to search.
-        method: key of `toolkit.lab.search.space.METHODS`.
-        trials: number of trials, or None for the method's.
-        parallel: trials at the same time.
-        seconds: time after which trials stop with a checkpoint, or None.
-        storage: URL of a database, or None for a file in the output folder.
+    The file `space` has the settings to search. Without `trials`, their number is the method's. After `seconds`, trials
+    stop with a checkpoint. The study is in `storage`, the URL of a database, or else in a file in the output folder.
 
     Raises:
         ConfigError: if settings or the space are invalid.

@@ -180,12 +180,7 @@ def _has_no_owner(trial: FrozenTrial) -> bool:
 
 
 class Book:
-    """The study of a search.
-
-    Args:
-        search: the search.
-        owner: name of its output folder in the study.
-    """
+    """The study of a search, which stores the name of its output folder as `owner`."""
 
     def __init__(self, search: Search, owner: str) -> None:
         self.search, self.owner = search, owner

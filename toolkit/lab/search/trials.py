@@ -49,13 +49,9 @@ def job_of(search: Search, point: Sequence[str], run: Path) -> dict[str, Any]:
 
 
 def train(search: Search, job: Mapping[str, Any], folder: Path, slot: int) -> Result:
-    """Runs a job of `toolkit.lab.search.worker.train` and waits for it.
+    """Runs a job of `toolkit.lab.search.worker.train` and waits for it; log and result are in the folder of the trial.
 
-    Args:
-        search: the search.
-        job: the job.
-        folder: folder of the trial, for its log and its result.
-        slot: place among the trials that run at the same time, each of which has its own GPUs.
+    The `slot` is its place among the trials that run at the same time, each of which has its own GPUs.
 
     Returns:
         How it ended, with `seconds`: those of its processes in all sessions.
@@ -210,7 +206,7 @@ def run(search: Search, book: Book, told: Told) -> None:
     active: dict[int, _Running] = {}
     with threads.saved_at_end():
         while True:
-            while threads.has_room and not _is_over(search):
+            while threads.has_room and not (search.deadline and time.time() > search.deadline):
                 trial = waiting.pop(0) if waiting else book.ask()
                 if trial is None:
                     break
@@ -230,10 +226,6 @@ def run(search: Search, book: Book, told: Told) -> None:
             infeasible = infeasible + 1 if result["state"] == "infeasible" else 0
             if infeasible == MOST_INFEASIBLE:
                 raise RunError(f"{infeasible} trials in a row cannot be trained; the last one: {result['reason']}")
-
-
-def _is_over(search: Search) -> bool:
-    return search.deadline is not None and time.time() > search.deadline
 
 
 def _begin(search: Search, book: Book, threads: Threads, trial: Trial) -> _Running | None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from toolkit.api.run import Run
+from toolkit.api.run import FitResult, Run
 from toolkit.api.state import Milestones
 from toolkit.api.training import Callback
 from toolkit.base.errors import ConfigError, Interrupted, RunError
@@ -26,9 +26,6 @@ from toolkit.lab.search.study import ENVIRON, storage_of
 from toolkit.report.results import summary_figures
 from toolkit.report.subsets import resampled
 from toolkit.tracking.jsonl import read_metrics
-
-if TYPE_CHECKING:
-    from toolkit.api.run import FitResult
 
 RISE = 1.2
 """Training has diverged if its loss ends above this factor of the loss that it began with."""
@@ -179,8 +176,7 @@ def risen(losses: Sequence[float]) -> str | None:
 def score(job: Mapping[str, Any]) -> dict[str, Any]:
     """Evaluates a finished trial, also on the test rows if there are any; writes its model if `keep_model`.
 
-    Args:
-        job: as for `toolkit.lab.jobs.training.trained`, with `metric` and `draws`: the number of bootstrap sets.
+    The job is as for `toolkit.lab.jobs.training.trained`, with `metric` and `draws`: the number of bootstrap sets.
 
     Returns:
         For each set of rows: `value`, and `draws`, the values of the metric for sets of rows drawn from it; `rows`.
