@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from toolkit.api.run import FitResult
 from toolkit.api.task import Task
 from toolkit.base.cli_errors import guarded, resumable
-from toolkit.base.console import counted, format_value, say
+from toolkit.base.console import counted, say
 from toolkit.base.package import is_shipped
 from toolkit.base.processes import has_own_command
 from toolkit.base.run_folder import RunFolder
@@ -30,9 +29,16 @@ from toolkit.config.keys import written
 from toolkit.config.sections import Config
 from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file
 
+if TYPE_CHECKING:
+    from toolkit.api.run import FitResult
+
 
 def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs a recipe with arguments, by default those of the process, and ends the process.
+    """Runs a recipe and ends the process.
+
+    Args:
+        task_type: the recipe's task.
+        argv: command-line arguments; None uses those of the process.
 
     Raises:
         SystemExit: always, with the exit code.
@@ -66,7 +72,14 @@ def run_recipe(
     overrides: Sequence[str],
     command: Sequence[str],
 ) -> None:
-    """Runs a recipe as the last work of this process; a stopped run says the `command` that starts it again.
+    """Runs a recipe as the last work of this process.
+
+    Args:
+        task_type: the recipe's task.
+        recipe: the recipe's file.
+        config: a YAML file, or its sections as a dictionary.
+        overrides: `section.key=value` each.
+        command: the command that starts this run, which a stopped run says again.
 
     Raises:
         ToolkitError: if the run cannot start, fails or is stopped.
@@ -124,6 +137,8 @@ class TrainResult:
 
     def _repr_html_(self) -> str:
         """Returns a small table for notebooks: the scores over all classes, and where the rest is."""
+        from toolkit.base.console import format_value
+
         starts, ends = ("eval_", "test_", "ensemble_", "train_loss"), ("_low", "_high", "_baseline")
         chosen = [name for name in self.metrics if name.startswith(starts) and not name.endswith(ends)]
         rows = {name: format_value(self.metrics[name]) for name in chosen if "/" not in name}

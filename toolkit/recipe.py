@@ -211,11 +211,16 @@ def validate(
     first_rows: bool = True,
     told: Told | None = None,
 ) -> Findings:
-    """Runs every check that a run performs before it loads weights; arguments as for `load_settings`.
+    """Runs every check that a run performs before it loads weights.
 
-    A training `elsewhere` skips checks that depend on this machine (launcher, files, cache, GPUs, libraries). The first
-    rows of the data files are checked also without `first_rows` if there is another problem. If settings are wrong by
-    themselves, `told` prints problems as soon as they are found.
+    Args:
+        task_type: the recipe's task.
+        file: a YAML 1.2 file in UTF-8, or its sections as a dictionary.
+        overrides: `section.key=value` strings; later ones win.
+        elsewhere: skip checks that depend on this machine (launcher, files, cache, GPUs, libraries), because the
+            training will run on another one.
+        first_rows: whether to check the first rows of the data files also if no other problem is found.
+        told: prints problems as soon as they are found if settings are wrong by themselves; None prints nothing.
 
     Returns:
         The problems found, and what could not be checked.

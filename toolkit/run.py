@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import ASYNC_SAVE, FIRST_ATTEMPT, Attempt, FitResult, Run, best_metric
@@ -24,7 +25,6 @@ from toolkit.checks.machine import warn_of_machine
 from toolkit.checks.run import check_run, check_steps
 from toolkit.config.keys import flatten
 from toolkit.config.sections import Config
-from toolkit.config.train import TrainConfig
 from toolkit.data.batching.batches import training_order
 from toolkit.data.row_cache import code_fingerprint
 from toolkit.distributed.collectives import on_main, require_same
@@ -36,13 +36,20 @@ from toolkit.engine import fit, import_all
 from toolkit.engine.non_finite import GoBack, NonFiniteParameters
 from toolkit.models.build import build_for, in_float64, make_trainable
 from toolkit.prepare.auto import saves_in_background
-from toolkit.prepare.inputs import read_inputs
+from toolkit.prepare.inputs import Inputs, read_inputs
 from toolkit.report.facts import write_start
 from toolkit.report.results import qualities, summary_figures, write_results
 from toolkit.system.environment import versions
 from toolkit.system.memory import MemoryWatch
 from toolkit.system.watch import SystemWatch
 from toolkit.tracking.tracker import RunTrackers
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel
+
+    from toolkit.config.train import TrainConfig
+
 
 PLACES = (
     "output_dir", "offline_dir", "data.train_file", "data.validation_file", "data.test_file", "data.media_cache",
@@ -59,11 +66,16 @@ def run(
     ends_process: bool = False,
     float64: bool = False,
 ) -> FitResult:
-    """Trains, evaluates and reports; `observers` see the training without changing it.
+    """Trains, evaluates and reports.
 
-    If `ends_process`, other processes leave the process group after training and only the main process writes the
-    results; otherwise they wait for it. With `float64`, runs are compared more precisely than float32 allows. The file
-    `recipe` is recorded, so that `toolkit predict` can find it.
+    Args:
+        cfg: resolved configuration.
+        task: the recipe's task.
+        recipe: the recipe's file, recorded so that `toolkit predict` can find it.
+        observers: callbacks that see the training without changing it.
+        ends_process: whether the process ends after this call. Other processes then leave the process group after
+            training and only the main process writes the results; otherwise they wait for it.
+        float64: whether to compute in float64, to compare runs more precisely than float32 allows.
 
     Returns:
         The result; its figures are the same on every process.
@@ -181,9 +193,7 @@ def prepared_run(
             check_steps(cfg, milestones, claimed.resume)
             import_all(cfg, inputs.model_config, inputs.auto_model)
             memory = MemoryWatch(accelerator.device)
-            model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
-            model = in_float64(model) if float64 else model
-            model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir, inputs.resolved)
+            model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)
             strategy = build_strategy(cfg, accelerator, mesh)
             run = Run(
                 cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
@@ -199,3 +209,11 @@ def _deciding(cfg: Config, task: Task) -> Mapping[str, str]:
     """Returns what decides the numbers of a run and each process reads for itself, by dotted key."""
     code = {"code of toolkit and recipe (sha256)": code_fingerprint(task), **versions()}
     return {key: str(value) for key, value in (flatten(cfg) | code).items() if key not in PLACES}
+
+
+def _trainable_model(
+    cfg: Config, inputs: Inputs, mesh: Mesh, accelerator: Accelerator, output_dir: Path, float64: bool
+) -> PreTrainedModel:
+    model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
+    model = in_float64(model) if float64 else model
+    return make_trainable(model, cfg, inputs.auto_model, accelerator, output_dir, inputs.resolved)

@@ -9,7 +9,9 @@ import torch
 class RowRandom:
     """Random numbers of single examples, which depend on seed, epoch and row id, not on worker, rank or resume.
 
-    `epoch` is -1 in evaluation, which has no augmentation but may, for instance, draw masks.
+    Args:
+        seed: the run's seed.
+        epoch: the training epoch; -1 in evaluation, which has no augmentation but may, for instance, draw masks.
     """
 
     def __init__(self, seed: int, epoch: int) -> None:

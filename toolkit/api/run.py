@@ -141,7 +141,11 @@ class FitResult:
 
 
 def best_metric(cfg: Config, task: Task) -> Score:
-    """Returns the metric of `eval.metric_for_best_model`, by default the task's; its name has the prefix `eval_`.
+    """Returns the metric that selects the best model; its name has the prefix `eval_`.
+
+    Args:
+        cfg: the settings, for `eval.metric_for_best_model`.
+        task: the task, for its metrics and its default.
 
     Raises:
         ConfigError: if the task has no metric of the configured name.

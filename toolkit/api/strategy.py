@@ -64,6 +64,11 @@ class Strategy(ABC):
     `bind`; for each step `begin_step`, `window_gradient`, `clip`, `drop_update` if necessary, and `after_update`;
     `synchronize` before parameters are evaluated or saved, then `full_model`, `own_parameters` or `own_optimizer`;
     `loading` around what restores a checkpoint; `complete_model` at the end.
+
+    Args:
+        accelerator: the run's Accelerator.
+        mesh: the run's processes.
+        cfg: the run's settings.
     """
 
     name: ClassVar[str]

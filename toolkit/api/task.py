@@ -243,9 +243,12 @@ class Task(ABC):
         return {}
 
     def label_notes(self, counts: Mapping[str, int]) -> list[str]:
-        """Returns notes for the user about the labels, given the number of training rows with each.
+        """Returns what the user should know about the labels of the training rows, as sentences.
 
         Rare labels and labels of similar spelling are named by the toolkit.
+
+        Args:
+            counts: number of training rows with each label.
         """
         return []
 

@@ -29,11 +29,18 @@ def accumulate(
     exchange: Callable[[bool], AbstractContextManager[None]] | None = None,
     backward: Callable[[torch.Tensor], object] | None = None,
 ) -> torch.Tensor:
-    """Adds up the gradient of this rank's part of a window, whose micro-batches are on the CPU, from summed losses.
+    """Adds up the gradient of this rank's part of a window, from summed losses.
 
-    The context of a micro-batch is that of `exchange`, given whether it is the last one; by default, accelerate's
-    wrapper of the model exchanges gradients in the last backward pass. The gradient of a scaled loss is computed by
-    `backward`, by default the Accelerator's. After each micro-batch, `beat` is called.
+    Args:
+        accelerator: the run's Accelerator.
+        task: computes the summed loss.
+        model: the prepared model.
+        window: this rank's micro-batches, on the CPU.
+        scale: factor of the summed losses.
+        beat: called after each micro-batch.
+        exchange: returns the context of a micro-batch, given whether it is the last one; by default, accelerate's
+            wrapper of the model exchanges gradients in the last backward pass.
+        backward: computes the gradient of a scaled loss; by default the Accelerator.
 
     Returns:
         This rank's summed loss, a detached scalar.
