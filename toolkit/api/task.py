@@ -177,8 +177,8 @@ class Task(ABC):
     def forward(self, model: nn.Module, batch: Batch) -> ModelOutput:
         """Returns the outputs that `loss_sum` and `predict` need, by one call of the model.
 
-        A task that overrides it can train on every engine and strategy but pipelines, and has no graph exports: both
-        call the model's layers without it.
+        A task that overrides it can train on every engine and strategy but pipelines, which call the model's layers
+        without it, and has graph exports only if it has a `graph_script` that does what it does.
 
         Args:
             model: the prepared model; to be called once.

@@ -387,6 +387,13 @@ def pad(features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) 
     return {name: pad_sequence(value.split(counts), batch_first=True) for name, value in padded.items()}
 
 
+def windows_of(inputs: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Returns the windows of rows `[B, W, T]`, `[R, T]` each, and which of `[B, W]` they are: those with tokens."""
+    real = inputs["attention_mask"].any(-1)
+    real[:, 0] = True  # of a placeholder row
+    return {name: value[real] for name, value in inputs.items()}, real
+
+
 def pooled(model: nn.Module, inputs: Mapping[str, torch.Tensor], pooling: str) -> ModelOutput:
     """Returns the outputs of a model for rows of windows, with logits `[B, N]` for each row.
 
@@ -395,13 +402,13 @@ def pooled(model: nn.Module, inputs: Mapping[str, torch.Tensor], pooling: str) -
         inputs: `[B, W, T]` each; windows without a token are skipped.
         pooling: name of a function in `POOLINGS`.
     """
-    real = inputs["attention_mask"].any(-1)
-    real[:, 0] = True  # of a placeholder row
-    outputs = model(**{name: value[real] for name, value in inputs.items()})
-    windows = outputs.logits.new_zeros(*real.shape, outputs.logits.shape[-1])
-    windows[real] = outputs.logits
-    outputs.logits = POOLINGS[pooling](windows, real.unsqueeze(-1))
-    return outputs
+    from transformers.modeling_outputs import SequenceClassifierOutput
+
+    own, real = windows_of(inputs)
+    logits = model(**own).logits
+    windows = logits.new_zeros(*real.shape, logits.shape[-1])
+    windows[real] = logits
+    return SequenceClassifierOutput(logits=POOLINGS[pooling](windows, real.unsqueeze(-1)))
 
 
 POOLINGS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -102,14 +102,14 @@ def export_folder(request: Request) -> None:
     chosen = FORMATS.get(request.format)
     if cfg.model.peft.method != "none" or chosen is None:
         require_mergeable(cfg)
+    template = _template(task) if chosen is not None else None
     if chosen is not None:
-        if task.has("forward"):
+        if task.has("forward") and template is None:
             raise InputError(
                 f"--format {request.format}: {type(task).__name__} has its own forward pass, which no graph of the "
                 "model contains; use --format zip or the folder model/"
             )
         chosen.check()
-    template = _template(task) if chosen is not None else None
     rows = labelled_rows(cfg, task, request.run_folder, request.data, request.max_rows)
     try:
         with written_folder(request.output) as folder, _plain_model(request, cfg, task) as plain:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from toolkit.api.batch import Batch
 from toolkit.base.errors import InputError
+from toolkit.modalities.text import windows_of
 
 OUTPUTS = ("logits", "start_logits", "end_logits")
 """The outputs of models that tasks use."""
@@ -106,6 +107,8 @@ class _AfterEncoder(nn.Module):
 def _repeated(batch: Batch) -> dict[str, Tensor]:
     """Returns the tensors of a batch, with at least `LEAST` rows."""
     tensors = {name: each for name, each in batch["inputs"].items() if isinstance(each, Tensor)}
+    if "input_ids" in tensors and tensors["input_ids"].dim() > LEAST:
+        tensors, _ = windows_of(tensors)
     inputs = {name: each if len(each) >= LEAST else each.repeat(LEAST, *[1] * (each.dim() - 1))
               for name, each in tensors.items()}  # fmt: skip
     if any(each.dim() == 2 and each.shape[1] < LEAST for each in inputs.values()):

@@ -151,10 +151,10 @@ def compared(run: TrainedRun, exported: nn.Module, data: EvalData) -> tuple[floa
     run.model.eval()
     seconds, rows, difference, largest = [0.0, 0.0], 0, 0.0, 0.0
     for batch in evaluation_loader(data.features, run.task, run.processor, run.cfg, run.mesh):
-        inputs = looked_up(batch)["inputs"]
-        before, after = run.model(**inputs), exported(**inputs)  # the first passes, which also prepare buffers
-        for place, model in enumerate((run.model, exported)):
-            seconds[place] += min(_seconds(partial(model, **inputs)) for _ in range(REPEATS))
+        passes = [partial(run.task.forward, model, looked_up(batch)) for model in (run.model, exported)]
+        before, after = (each() for each in passes)  # the first passes, which also prepare buffers
+        for place, each in enumerate(passes):
+            seconds[place] += min(_seconds(each) for _ in range(REPEATS))
         rows += len(batch["row_ids"])
         names = [name for name in OUTPUTS if name in before]
         if not names:
