@@ -127,6 +127,8 @@ def _compare(arguments: argparse.Namespace, columns: Sequence[str]) -> bool:
     runs = (arguments.against, arguments.run)
     if expanded(runs[0]).absolute() == expanded(runs[1]).absolute():
         raise InputError("--against: is RUN itself; name another run")
+    if arguments.overwrite:
+        raise InputError("--overwrite: has no effect with --against, whose page replaces its former one; remove it")
     require_comparable(columns, *(read_settings(expanded(run), arguments.recipe)[1] for run in runs))
     beside = f"{expanded(runs[1]).absolute()}-against-{expanded(runs[0]).absolute().name}"
     output = output_folder(arguments.output or beside, make=False, again=True)

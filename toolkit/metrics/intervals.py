@@ -118,6 +118,7 @@ class Gain:
     value: float
     variance: float
     rows: int
+    most: float = math.inf  # largest possible gain, or loss
 
     @staticmethod
     def of_counts(better: int, worse: int, rows: int) -> Gain:
@@ -127,11 +128,12 @@ class Gain:
         promise for few rows, and has a width where the models never differ.
         """
         value = (better - worse) / (rows + 2)
-        return Gain(value, ((better + worse + 1) / (rows + 2) - value**2) / (rows + 2), rows)
+        return Gain(value, ((better + worse + 1) / (rows + 2) - value**2) / (rows + 2), rows, 1.0)
 
     def interval(self, among: int = 1) -> Interval:
         """Returns the 95 % interval; of `among` gains, all are right together with at least that probability."""
-        return t_interval(self.value, self.variance, self.rows - 1, ENDS[0] / among)
+        found = t_interval(self.value, self.variance, self.rows - 1, ENDS[0] / among)
+        return Interval(max(found.low, -self.most), min(found.high, self.most))
 
     @property
     def detectable(self) -> float:

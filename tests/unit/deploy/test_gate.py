@@ -109,6 +109,7 @@ def test_few_rows_have_no_verdict(runs, tmp_path, capsys):
         (("--against", "{old}", "--margin", "-1"), "--margin"),
         (("--margin", "0.1"), "--margin: has no effect without --against"),
         (("--against", "{new}"), "is RUN itself"),
+        (("--against", "{old}", "--overwrite"), "--overwrite: has no effect with --against"),
     ],
 )
 def test_wrong_options_are_messages(runs, change, message, capsys):
