@@ -99,6 +99,6 @@ def test_a_run_without_its_validation_rows_is_still_a_model(old, tmp_path, caplo
 def test_adapters_alone_are_no_model(old, tmp_path):
     own = (*FEW, f"model.name_or_path={old}", "model.peft.method=lora")
     train("reviews/smoke", tmp_path / "lora", *data(tmp_path, "new", ["bird", "fish", "tree"]), *own)
-    with pytest.raises(ConfigError, match="which has adapters only; merge them into their model"):
+    with pytest.raises(ConfigError, match="which has adapters only; merge them"):
         train("reviews/smoke", tmp_path / "next", *data(tmp_path, "new", ["bird", "fish", "tree"]), *FEW,
               f"model.name_or_path={tmp_path / 'lora'}")  # fmt: skip

@@ -140,12 +140,7 @@ def before_and_after(task: Task, before: Sequence[Record], after: Iterable[tuple
     }  # fmt: skip
     ends = dict(zip(gains, holm([*gains.values()], 0.0), strict=True))
     rows = [
-        [
-            name,
-            len(own),
-            *(count / len(own) for count in counts[name]),
-            *(np.clip(ends[name], -1, 1) if name in ends else (None, None)),
-        ]
+        [name, len(own), *(count / len(own) for count in counts[name]), *ends.get(name, (None, None))]
         for name, own in sorted(right.items())
     ]
     lost = ", ".join(sorted(name for name, span in ends.items() if span.high < 0))
