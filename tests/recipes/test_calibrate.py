@@ -13,7 +13,8 @@ import pytest
 from commands import run_command
 from exports import assert_equal_answers, exported, toolkit_answers, write_rows
 from fastapi.testclient import TestClient
-from runs import TINY, train
+from runs import ROOT, TINY, train
+from tolerances import float32_tolerance
 
 import toolkit
 from toolkit.deploy.demo import shown
@@ -215,3 +216,20 @@ def test_wrong_uses_are_rejected(run, tmp_path, capsys, options, message):
     assert run_command("calibrate", run, *(names.get(each, each) for each in options)) == 2
     assert message in capsys.readouterr().err
     assert not (run / "decision.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["image", "audio"])
+def test_exports_of_images_and_recordings_decide_as_predict_does(kind, tmp_path):
+    run = tmp_path / "run"
+    train(f"reviews/smoke_{kind}", run, "train.max_steps=3", "data.validation_file=null", "data.validation_split=0.5",
+          "data.max_eval_samples=null")  # fmt: skip
+    assert run_command("calibrate", run, "--sets", 0.8) == 0
+    folder = ROOT / "recipes" / "data" / {"image": "images", "audio": "audio"}[kind] / "train"
+    files = sorted(path for path in folder.rglob("*") if path.is_file())[::7]
+    file = write_rows(tmp_path / "new.csv", [{kind: str(path)} for path in files])
+    (tmp_path / "zip").mkdir()
+    assert_equal_answers(run, exported(run, tmp_path / "zip"), file, float32_tolerance(3))
+    for format, tolerance in {"onnx": 1e-4, "torch_export": 1e-4}.items():
+        assert run_command("export", run, "--format", format, "--output", tmp_path / format) == 0
+        assert_equal_answers(run, tmp_path / format, file, tolerance)
