@@ -213,7 +213,7 @@ def differences(one: Record, other: Record) -> list[Difference]:
 
 def config_hash(cfg: Config) -> str:
     """Returns the hash that names a configuration's certificates; it ignores the seed and settings of a single run."""
-    free = (*FREE, "seed", "data.max_train_samples")
+    free = (*FREE, "seed", "data.max_train_samples", "data.train_fraction")
     kept = {k: v for k, v in flatten(cfg).items() if not any(fnmatchcase(k, pattern) for pattern in free)}
     return sha256(json.dumps(kept, sort_keys=True, default=str))[:16]
 

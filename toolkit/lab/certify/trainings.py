@@ -91,6 +91,7 @@ class Experiment:
             **QUIET,
             **{f"parallel.{field.name}": field.default for field in fields(ParallelConfig)},
             "data.max_train_samples": self.rows,
+            "data.train_fraction": 1.0,
             "train.num_train_epochs": 2,
             "train.max_steps": -1,
             "train.mixed_precision": "no",  # the promises hold in float32

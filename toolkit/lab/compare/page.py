@@ -395,7 +395,7 @@ def worth(found: Found) -> Iterator[Block]:
     name, reason, more = metric.removeprefix("eval_"), main["reason"], f"{rows['more']:,} more rows"
     yield Text(f"{more}: {name} {f'cannot be told, because {reason}' if reason else f'{_gain(main)} by a power law'}.")
     yield Text("With each seed, larger parts contain the smaller ones, for the same epochs and validation rows.")
-    yield Figure(f"{name} over training rows", pictures.growth(rows, name, main), file="rows.svg")
+    yield Figure(f"{name}; thin lines: 95 % intervals, power law", pictures.growth(rows, name, main), file="rows.svg")
     known = sorted((pair for pair in classes if not pair[1]["reason"]), key=lambda pair: -pair[1]["gain"])[:10]
     if table := [[each.partition("/")[2], *score["means"], _gain(score)] for each, score in known]:
         yield Table(["F1 of class", *(f"{n:,.0f} rows" for n in rows["rows"]), more], table, caption="Largest gains")
