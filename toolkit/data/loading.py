@@ -72,7 +72,7 @@ def check_rows(cfg: Config, task: Task) -> CheckedRows:
 def _checked(cfg: Config, task: Task, tables: Mapping[str, Table], sampled: bool, examined: bool) -> CheckedRows:
     data = cfg.data
     bad = apply_policy(tables, data.bad_rows, data.max_bad_rows)
-    left = [each for table in tables.values() for each in (skipped(table), *exclusions(table))]
+    left = [each for table in tables.values() for file in table.files for each in (skipped(file), *exclusions(file))]
     if data.drop_duplicates:
         train = tables["train"]
         first = np.flatnonzero(first_like(train.keys.inputs, train.keys.labels) == np.arange(len(train.rows)))
@@ -102,7 +102,7 @@ def _left(name: str, before: Table, after: Table, what: str) -> Omission:
 def _unused(cfg: Config, task: Task) -> Iterator[Omission]:
     """Yields the columns of each data file that the run does not read."""
     data = cfg.data
-    for file in filter(None, (data.train_file, data.validation_file, data.test_file)):
+    for file in data.files():
         columns = columns_in(file, task, data.columns)
         if not is_files(file) and (columns or columns == data.columns):
             present = columns_of(islice(read_rows(file, Reading.of(data)), PEEKED_ROWS))
@@ -167,14 +167,15 @@ def _tables(cfg: Config, task: Task, sample: int | None, stage: Stage | None = N
             if split in present and not (split == "validation" and data.folds):
                 sources[split] = HubSplit(*hub, split, cfg.offline_dir)
     else:
-        files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-        sources = {split: files[split] for split in splits if files[split]}
+        sources = {split: file for split in splits if (file := getattr(data, f"{split}_file"))}
     if "train" not in sources:
         raise DataError("data: there are no training rows.")
 
     def load(split: str, source: Any) -> Table:
+        if isinstance(source, list):
+            return Table.of_files({data.file_names[each]: load(split, each) for each in source})
         copies = stage.copies(source) if stage and isinstance(source, str) else None
-        beside = Beside.of(data, task, cfg.eval.slices, split)
+        beside = replace(Beside.of(data, task, cfg.eval.slices, split), file=data.file_names.get(source))
         return load_table(source, task, data.columns, True, None, sample, Reading.of(data), beside, copies)
 
     tables = {"train": load("train", sources.pop("train"))}

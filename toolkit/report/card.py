@@ -148,8 +148,8 @@ def _limits(card: Card) -> Iterator[str]:
 def _sources(data: DataConfig, facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """Yields name, source, number of rows and fingerprint of every set; of a file only its name."""
     for name, number in facts["num_rows"].items():
-        file = getattr(data, f"{name}_file")
-        source = data.dataset_name or (Path(file).name if file else "split from the training rows")
+        files = ", ".join(Path(file).name for file in data.files(f"{name}_file"))
+        source = data.dataset_name or files or "split from the training rows"
         fingerprint = str(facts.get("data_fingerprints", {}).get(name, ""))
         shown = fingerprint[:SHOWN_DIGITS] if re.fullmatch("[0-9a-f]{64}", fingerprint) else fingerprint
         yield name, source, f"{number:,}", shown

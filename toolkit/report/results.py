@@ -21,7 +21,7 @@ from toolkit.base.console import LOGGER, counted, format_value, print_lines, pri
 from toolkit.base.errors import Interrupted, RunError, ToolkitError
 from toolkit.base.files import disk_problem, read_json, write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
-from toolkit.data.table import IDENTIFIER, NUMBER, SLICES
+from toolkit.data.table import FILE, IDENTIFIER, NUMBER, SLICES
 from toolkit.document import plots, render
 from toolkit.document.blocks import Cell, Code, Figure, Gallery, Section, Table
 from toolkit.document.svg import sheet
@@ -305,10 +305,11 @@ def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
 
 
 def named_rows(rows: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields `row`, each row's number in messages, `id` with `data.id_column`, and the `slices` by `columns`."""
-    for number, name, values in zip(rows[NUMBER][:], rows[IDENTIFIER][:], rows[SLICES][:], strict=True):
+    """Yields `row`, the number in the `file` (of several), `id` with `data.id_column`, and `slices` by `columns`."""
+    given = {"row": rows[NUMBER][:], "file": rows[FILE][:], "id": rows[IDENTIFIER][:]}
+    for *known, values in zip(*given.values(), rows[SLICES][:], strict=True):
         sliced = {"slices": dict(zip(columns, values, strict=True))} if columns else {}
-        yield {"row": number} | ({} if name is None else {"id": name}) | sliced
+        yield {name: value for name, value in zip(given, known, strict=True) if value is not None} | sliced
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -230,7 +230,7 @@ def _from_rows(kind: Kind, sample: Sample, cfg: Config, rows: CheckedRows) -> It
     yield from limits
     if any(rows.bad_rows.values()):
         yield Guess(
-            "data.bad_rows", "skip", "; ".join(str(skipped(table)) for table in rows.tables.values() if table.bad)
+            "data.bad_rows", "skip", "; ".join(str(skipped(table)) for table in rows.tables["train"].files if table.bad)
         )
     longest = max((guess.value for guess in limits if "length" in guess.key or "block" in guess.key), default=0)
     adapters = sample.given.get("model.peft.method", "none") != "none"
