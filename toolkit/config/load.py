@@ -135,9 +135,7 @@ def _with_home(config: Config) -> Config:
     """Expands `~` in paths; the shell expands it only at the beginning of a word."""
 
     def at_home(path: Any) -> Any:
-        if isinstance(path, list):
-            return [*map(at_home, path)]
-        return str(expanded(path)) if path and path[0] == "~" else path
+        return [*map(at_home, path)] if type(path) is list else str(expanded(path)) if path and path[0] == "~" else path
 
     def home(section: Any, *names: str) -> Any:
         return dataclasses.replace(section, **{name: at_home(getattr(section, name)) for name in names})

@@ -101,7 +101,15 @@ def test_good_and_bad_rows_keep_their_numbers(load):
 
 def test_columns_are_mapped_and_only_the_tasks_columns_are_kept(load):
     table = load("a.csv", "text,body,stars\nold,new,5\n ,,4\n", columns={"text": "body", "label": "stars"})
-    assert table.rows[0] == {"text": "new", "label": "5", "id": None, "_number": 2, "_file": None, "_id": None, "_slices": []}
+    assert table.rows[0] == {
+        "text": "new",
+        "label": "5",
+        "id": None,
+        "_number": 2,
+        "_file": None,
+        "_id": None,
+        "_slices": [],
+    }
     assert table.bad[0].reason == "column 'body' is empty"
 
 

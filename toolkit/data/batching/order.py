@@ -41,9 +41,8 @@ class Order:
     # cuts windows into micro-batches; None cuts them into `accumulation` of `batch_size` rows
     budget: Budget | None = None
     rows: int | None = None  # rows of a full window; None makes every micro-batch of every rank full
-    # `[num_rows]` number of each row's file, and the files' shares; without them, each row is drawn once
-    files: np.ndarray | None = field(default=None, repr=False)
-    mix: Sequence[float] = ()
+    files: np.ndarray | None = field(default=None, repr=False)  # `[num_rows]` number of each row's file, with `mix`
+    mix: Sequence[float] = ()  # the files' shares; empty draws each row once
 
     @property
     def window_size(self) -> int:
