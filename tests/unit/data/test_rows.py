@@ -196,8 +196,8 @@ def test_squad_rows(load):
     paragraph = {"context": "It is 45%.", "qas": [question, {"id": 88, "question": " ", "answers": []}]}
     table = load("a.json", json.dumps({"data": [{"paragraphs": [paragraph, {"context": "x"}]}]}), Questions())
     assert table.rows[0] == {"id": "87", "question": "How much?", "context": "It is 45%.",
-                             "answers": {"text": ["45%"], "answer_start": [6]}, "_number": 1, "_file": None, "_id": None,
-                             "_slices": []}  # fmt: skip
+                             "answers": {"text": ["45%"], "answer_start": [6]}, "_number": 1, "_file": None,
+                             "_id": None, "_slices": []}  # fmt: skip
     assert [row.number for row in table.bad] == [2, 3]
     assert table.bad[0].reason == "column 'question' is empty"
 

@@ -88,7 +88,7 @@ def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = (),
     data = _data_settings(files, overrides)
     reading = list(file_guesses(data))
     data = replace(data, **{guess.key.removeprefix("data."): guess.value for guess in reading})
-    profile = profile_file(str(data.train_file), Reading.of(data))
+    profile = profile_file(data.files("train_file")[0], Reading.of(data))
     kind, columns = recognise(profile, recipe, given)
     languages, named = languages_of(profile, columns, kind.texts), given.get("model.name_or_path")
     if scratch and named:
