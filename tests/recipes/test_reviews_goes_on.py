@@ -102,3 +102,17 @@ def test_adapters_alone_are_no_model(old, tmp_path):
     with pytest.raises(ConfigError, match="which has adapters only; merge them"):
         train("reviews/smoke", tmp_path / "next", *data(tmp_path, "new", ["bird", "fish", "tree"]), *FEW,
               f"model.name_or_path={tmp_path / 'lora'}")  # fmt: skip
+
+
+def test_validation_rows_may_be_set_aside_from_several_files(tmp_path):
+    files = [written(tmp_path / f"{name}.jsonl", ["bird", "fish"], 40) for name in ("one", "other")]
+    settings = (f"data.train_file={json.dumps([str(file) for file in files])}", "data.validation_file=null",
+                "data.validation_split=0.5", "data.max_eval_samples=null", "train.max_steps=1",
+                "eval.eval_steps=null")  # fmt: skip
+    train("reviews/smoke", tmp_path / "old", *settings)
+    train(
+        "reviews/smoke", tmp_path / "new", *settings, "model.from_config=null", f"model.name_or_path={tmp_path / 'old'}"
+    )
+    report = (tmp_path / "new" / "report.md").read_text()
+    assert "cannot be read now" not in report
+    assert "| bird | 20 |" in report.partition("## Before and after")[2]

@@ -54,15 +54,16 @@ class Fetched:
     """A fetched folder."""
 
     folder: Path  # the folder, absolute
-    sources: Mapping[str, Source]  # what it has, by dotted key of the setting
+    sources: Mapping[str, Source]  # what it has, by dotted key of the setting; `data.train_file[1]` in a list
     files: Mapping[str, Entry]  # every file by its path inside
 
     def find(self, key: str, value: str, revision: str | None = None, config: str | None = None) -> Path | None:
         """Returns where the folder has the value of a setting; None if it has something else, or nothing."""
-        source = self.sources.get(key)
-        if source is None or (expanded(source.value), source.config) != (expanded(value), config):
-            return None
-        return self.folder / source.path if revision in (source.revision, source.commit) else None
+        for name, source in self.sources.items():
+            same = (expanded(source.value), source.config) == (expanded(value), config)
+            if name.partition("[")[0] == key and same and revision in (source.revision, source.commit):
+                return self.folder / source.path
+        return None
 
     def damage(self, content: bool = True) -> Iterator[tuple[str, str]]:
         """Yields each file that is missing or changed, with the reason; without `content`, only sizes count."""

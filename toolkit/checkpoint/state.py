@@ -64,7 +64,7 @@ UNPADDED, BACKEND = "train.unpadded", "parallel.backend"
 OLDER: dict[str, Any] = {
     WINDOW: None, UNPADDED: False, "data.folds": None, "data.fold": 1, "data.fingerprint": "content",
     "data.strip_html": False, "data.drop_duplicates": False, "data.join_validation": False, "task.decimal": None,
-    "task.generation": {}, "train.max_grad_value": None, "train.activation_compression": "none",
+    "data.mix": [], "task.generation": {}, "train.max_grad_value": None, "train.activation_compression": "none",
     "data.train_fraction": 1.0, "train.ddp_comm_hook": "no", "train.power_sgd_rank": 4, "task.scale_targets": False,
     "task.image.mixup_alpha": 0.0, "task.image.cutmix_alpha": 0.0, "task.audio.time_masks": 0,
     "task.audio.time_mask_width": 0.1, "task.audio.frequency_masks": 0, "task.audio.frequency_mask_width": 0.2,

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 from toolkit.api.batch import BadRow, ExcludedRow, Processor, Row
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError, problems_of
 from toolkit.base.files import expanded, kind_of
-from toolkit.config.paths import files_of
+from toolkit.config.paths import DATA_FILES, files_of
 from toolkit.config.sections import DataConfig
 from toolkit.data.columns import Beside, columns_in, is_ragged, require_present
 from toolkit.data.readers.raw import RawRow, Reading
 from toolkit.data.sources import folder_of, read_rows
-from toolkit.data.table import NUMBER, check_raw
+from toolkit.data.table import FILE, NUMBER, check_raw
 
 NUM_ROWS = 100
 """Number of rows of each file that are checked."""
@@ -30,17 +30,18 @@ def first_row_problems(data: DataConfig, task: Task, slices: Sequence[str] = ())
     Missing files are reported by `toolkit.config.paths`. Nothing is cached. Labels that do not occur in the training
     rows are detected if these rows are the complete training file, from which the task may learn.
     """
-    problems = _unused_columns(data, task)
-    for name in ("train_file", "validation_file", "test_file"):
-        file = getattr(data, name)
-        if not file or not all(kind_of(expanded(name)) for name in files_of(file)):
+    problems, complete = _unused_columns(data, task), list[list[Row]]()
+    for name, file in ((key, each) for key in DATA_FILES for each in data.files(key)):
+        if not all(kind_of(expanded(part)) for part in files_of(file)):
             continue
         try:
             rows = list(islice(read_rows(file, Reading.of(data)), NUM_ROWS + 1))
             beside = Beside.of(data, task, slices, name.removesuffix("_file"))
             good, found = _check(file, rows[:NUM_ROWS], data, task, beside)
             if name == "train_file" and good and not found and len(rows) <= NUM_ROWS:
-                _learn(task, good)
+                complete.append(good)
+                if len(complete) == len(data.files(name)):
+                    _learn(task, list(chain(*complete)))
         except DataError as error:
             found = [line.removeprefix("data: ") for line in str(error).splitlines()]
         problems += [f"data.{name}: {problem}" for problem in found]
@@ -58,19 +59,19 @@ def lost_row_problems(data: DataConfig, task: Task, processor: Processor) -> lis
 
     from toolkit.data.tokenise import lost_rows, tokenise
 
-    rows = list(islice(read_rows(data.train_file, Reading.of(data)), NUM_ROWS))
     good = []
-    columns, folder = columns_in(data.train_file, task, data.columns), folder_of(data.train_file)
-    for row in rows:
-        with suppress(BadRow, ExcludedRow):
-            good.append(check_raw(row, task, columns, True, folder) | {NUMBER: row.number})
+    for file in data.files("train_file"):
+        columns, folder, name = columns_in(file, task, data.columns), folder_of(file), data.file_names.get(file)
+        for row in islice(read_rows(file, Reading.of(data)), NUM_ROWS):
+            with suppress(BadRow, ExcludedRow):
+                good.append(check_raw(row, task, columns, True, folder) | {NUMBER: row.number, FILE: name})
     table = Dataset.from_list(good)
     found = problems_of(lambda: lost_rows(table, tokenise(table, task, processor, labelled=True), task, data))
-    return [f"data.train_file: of the first {len(rows)} rows, {each}" for each in found]
+    return [f"data.train_file: of the first {len(good)} usable rows, {each}" for each in found]
 
 
 def _unused_columns(data: DataConfig, task: Task) -> list[str]:
-    files = [file for file in (data.train_file, data.validation_file, data.test_file) if file]
+    files = data.files()
     if not data.columns or not files or any(columns_in(file, task, data.columns) == data.columns for file in files):
         return []
     fixed = "the columns of folders, archives and .txt files have fixed names"

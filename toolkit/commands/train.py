@@ -163,6 +163,8 @@ def _check_rows(cfg: Config, task: Task) -> None:
     try:
         with quiet_libraries():
             left = omissions_of(cfg, task, rows)[len(rows.findings.omissions) :]
+    except DataError:
+        raise
     except InputError as error:
         say(f"not counted: what is truncated, because the model's processor cannot be loaded: {error}")
         left = []

@@ -174,7 +174,8 @@ def _apply(settings: Settings, text: str, source: Source, fields: Mapping[Key, A
 
 def _value(settings: Settings, text: str, key: Key, hint: Any, source: Source) -> tuple[bool, Any]:
     """Returns whether the text is a usable value, and the value."""
-    if not takes_text(hint):
+    a_file = {str, list[str]} <= {*members(hint)} and not text.lstrip().startswith("[")
+    if not (a_file or takes_text(hint)):
         if text.strip():
             return settings.parse(text, key, source)
         settings.report(key, f"no value after '=', expected {expected(hint)}", source)

@@ -135,10 +135,11 @@ def read_config(
 def _with_home(config: Config) -> Config:
     """Expands `~` in paths; the shell expands it only at the beginning of a word."""
 
+    def at_home(path: Any) -> Any:
+        return [*map(at_home, path)] if type(path) is list else str(expanded(path)) if path and path[0] == "~" else path
+
     def home(section: Any, *names: str) -> Any:
-        paths = {name: getattr(section, name) for name in names}
-        changes = {name: str(expanded(path)) for name, path in paths.items() if path and path[0] == "~"}
-        return dataclasses.replace(section, **changes)
+        return dataclasses.replace(section, **{name: at_home(getattr(section, name)) for name in names})
 
     return dataclasses.replace(
         home(config, "output_dir", "offline_dir"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.catalog.entries import command_for
 from toolkit.config.messages import did_you_mean, join, show
 from toolkit.config.problems import value_of
-from toolkit.config.sections import Config, ModelConfig
+from toolkit.config.sections import DATA_FILES, Config, ModelConfig
 from toolkit.config.source import Settings
 
 ARCHIVES = (".tar", ".zip")
@@ -34,18 +34,13 @@ SPREADSHEETS = (".ods", ".xls", ".xlsb", ".xlsm", ".numbers")
 SAVE_SPREADSHEET = "in the program that made it, save it as .xlsx or 'CSV UTF-8'"
 
 
-DATA_FILES = ("train_file", "validation_file", "test_file")
-
-
 def find_shipped_data(settings: Settings, file: Path) -> None:
     """Replaces the paths of sample data in a shipped configuration that do not exist in the current directory.
 
     Other files are left alone, since their paths may be typos.
     """
-    for key in [("data", name) for name in DATA_FILES] if is_shipped(file) else []:
-        value = settings.get(key)
-        if isinstance(value, str) and not kind_of(Path(value)) and (found := find_shipped(value)):
-            settings.set(key, str(found), settings.source(key))
+    if is_shipped(file):
+        _replace_files(settings, lambda _, name: None if kind_of(Path(name)) else find_shipped(name))
 
 
 def find_fetched_data(settings: Settings) -> None:
@@ -56,11 +51,17 @@ def find_fetched_data(settings: Settings) -> None:
     folder = settings.get(("offline_dir",))
     if not isinstance(folder, str) or problems_of(lambda: read_fetched(folder)):
         return
-    fetched = read_fetched(folder)
+    _replace_files(settings, read_fetched(folder).find)
+
+
+def _replace_files(settings: Settings, find: Callable[[str, str], Path | None]) -> None:
+    """Replaces the data files for which `find`, called with the key and the name, returns a path."""
     for key in [("data", name) for name in DATA_FILES]:
         value = settings.get(key)
-        if isinstance(value, str) and (found := fetched.find(".".join(key), value)):
-            settings.set(key, str(found), settings.source(key))
+        files = value if isinstance(value, list) else [value]
+        found = [str(find(".".join(key), file) or file) if isinstance(file, str) else file for file in files]
+        if found != files:
+            settings.set(key, found if isinstance(value, list) else found[0], settings.source(key))
 
 
 def find_run_model(settings: Settings) -> None:
@@ -107,11 +108,12 @@ def files_of(name: str) -> list[str]:
 
 
 def blank_problems(config: Config, key: str) -> Iterator[str]:
-    """Yields a message if a setting is text and blank."""
+    """Yields a message if a setting, or an entry of a list, is text and blank."""
     value = value_of(config, key)
-    if isinstance(value, str) and not value.strip() and value != "\t":  # a delimiter
-        expected = "the name of a folder" if key == "output_dir" else "text that is not blank"
-        yield f"{key}: received {show(value)}, expected {expected}"
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and not text.strip() and text != "\t":  # a delimiter
+            expected = "the name of a folder" if key == "output_dir" else "text that is not blank"
+            yield f"{key}: received {show(text)}, expected {expected}"
 
 
 def folder_problems(config: Config, key: str) -> Iterator[str]:
@@ -122,10 +124,12 @@ def folder_problems(config: Config, key: str) -> Iterator[str]:
 
 
 def data_file_problems(config: Config, key: str) -> Iterator[str]:
-    """Yields a message if a data file is not there or has a format that cannot be read."""
-    value = value_of(config, key)
-    if not value or not value.strip():
-        return
+    """Yields a message for each file of a setting that is not there or has a format that cannot be read."""
+    for file in filter(str.strip, config.data.files(key.removeprefix("data."))):
+        yield from _file_problems(key, file)
+
+
+def _file_problems(key: str, value: str) -> Iterator[str]:
     if aligned := aligned_files(value):
         for name in aligned.values():
             if kind_of(expanded(name)) != "file":
@@ -186,7 +190,7 @@ def _fetched(config: Config, fetched: Fetched) -> Iterator[str]:
     has_dataset = fetched.find(DATASET, dataset, data.revision, data.dataset_config_name) is not None
     if dataset and not has_dataset and kind_of(expanded(dataset)) != "folder":
         yield _not_fetched(fetched, DATASET, _named(dataset, data.revision, data.dataset_config_name))
-    files = [Path(file) for name in DATA_FILES if (file := getattr(data, name))]
+    files = map(Path, data.files())
     has_file = any(file.is_relative_to(fetched.folder) for file in files)
     if not (has_dataset or has_file or fetched.find(MODEL, name, model.revision)):
         yield f"offline_dir: received {show(config.offline_dir)}, but nothing that this run reads is there; remove it"

@@ -75,6 +75,9 @@ class ModelConfig:
     """Code that computes attention; the numbers differ in rounding. Null means the model's default, `sdpa` mostly."""
 
 
+DATA_FILES = ("train_file", "validation_file", "test_file")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """The data. Give `train_file` or `dataset_name`."""
@@ -87,12 +90,15 @@ class DataConfig:
     """Configuration of the hub dataset."""
     revision: str | None = None
     """Branch, tag or commit of the hub dataset; pin a commit for repeatable runs."""
-    train_file: str | None = None
+    train_file: str | list[str] | None = None
     """Training rows: .csv, .tsv, .json (a list, or SQuAD's nested format), .jsonl, .parquet, .arrow and .feather (Arrow
     IPC), .h5 and .hdf5 (HDF5; a group as in `reviews.h5#train`; extra `hdf5`), .tmx, .xlsx (the first sheet, or the one
     in `reviews.xlsx#Sheet2`; extra `excel`) or .txt (one row per line); line-aligned text files as columns, written
-    `train.{en,de}`; or a folder of `<class>/<file>`, also as an archive (.tar, .zip). Relative paths start at the
-    current directory."""
+    `train.{en,de}`; or a folder of `<class>/<file>`, also as an archive (.tar, .zip). A list of files is one table;
+    scores of rows that are set aside from it are also shown by file. Relative paths start at the current directory."""
+    mix: list[Annotated[float, Field(gt=0)]] = field(default_factory=list)
+    """Shares of the files in `train_file`, in their order, in epochs of as many rows as all have, for instance
+    `[0.7, 0.3]`. A file's rows are drawn in shuffled passes, which continue in the next epoch. Empty: each row once."""
     validation_file: str | None = None
     """Validation rows, in any of these formats."""
     test_file: str | None = None
@@ -144,7 +150,7 @@ class DataConfig:
     max_bad_rows: Annotated[float, Field(ge=0, le=1)] = 0.1
     """With `bad_rows: skip`, the largest fraction of bad rows in a file; with more, the run stops."""
     max_train_samples: Positive | None = None
-    """Maximum number of training examples; the first ones are used."""
+    """Maximum number of training examples; the first ones are used, of several files in proportion to their rows."""
     train_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Fraction of them to use: random ones (seeded, stratified by class), of which a smaller fraction is a part."""
     max_eval_samples: Positive | None = None
@@ -162,6 +168,18 @@ class DataConfig:
     """Folder on a fast disk of each machine, for instance `/dev/shm/me`, to which one process copies the data files
     before training. Copies stay there for later runs; where there is too little room, those that no run uses are
     removed."""
+
+    def files(self, *settings: str) -> list[str]:
+        """Returns the data files of these settings, or of all; the training files may be a list."""
+        given = [getattr(self, name) for name in settings or DATA_FILES]
+        return [file for value in given for file in (value if isinstance(value, list) else [value]) if file]
+
+    @property
+    def file_names(self) -> dict[str, str]:
+        """The names by which rows know their files if training files are a list; their paths if two have one name."""
+        files = self.files() if isinstance(self.train_file, list) else []
+        names = [file.rpartition("/")[2] for file in files]
+        return {file: file if names.count(name) > 1 else name for file, name in zip(files, names, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True)

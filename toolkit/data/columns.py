@@ -32,6 +32,7 @@ class Beside:
     group: str | None = None  # whose equal values make a group
     id: str | None = None  # which names rows in predictions
     slices: tuple[str, ...] = ()  # by whose values scores are shown
+    file: str | None = None  # no column: the name of the file, if rows of several are read together
 
     @classmethod
     def of(cls, data: DataConfig, task: Task, slices: Sequence[str] = (), split: str = "") -> Beside:

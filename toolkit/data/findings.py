@@ -12,7 +12,7 @@ from toolkit.api.batch import Omission
 from toolkit.api.task import Task
 from toolkit.base.console import counted, say, shorten, warn
 from toolkit.data.keys import NO_GROUP, first_like, misspelt, near_equal
-from toolkit.data.table import NUMBER, Table
+from toolkit.data.table import Table, row_names
 
 FEW_EXAMPLES = 5
 """Labels with fewer training rows are named."""
@@ -29,7 +29,7 @@ class Pairs:
     """How many rows have something in common with another one, and examples: the other row's number, and its own."""
 
     number: int = 0
-    examples: Sequence[tuple[int, int]] = ()
+    examples: Sequence[tuple[int | str, int | str]] = ()
 
     def __str__(self) -> str:
         return ", ".join(f"{other} and {row}" for other, row in self.examples)
@@ -143,7 +143,7 @@ def _pairs(table: Table, others: np.ndarray, which: np.ndarray) -> Pairs:
     """Returns the rows of a table for which `which` (bool, `[rows]`) is true, with the places of `others`."""
     places = np.flatnonzero(which)
     shown = places[:MOST_PAIRS]
-    numbers = zip(table.rows[others[shown]][NUMBER], table.rows[shown][NUMBER], strict=True)
+    numbers = zip(row_names(table.rows[others[shown]]), row_names(table.rows[shown]), strict=True)
     return Pairs(len(places), tuple(numbers))
 
 
@@ -152,7 +152,7 @@ def _shared(first: Table, second: Table) -> Pairs:
     shared = np.flatnonzero(np.isin(second.keys.inputs, values))
     shown = shared[:MOST_PAIRS]
     others = places[np.searchsorted(values, second.keys.inputs[shown])]
-    numbers = zip(first.rows[others][NUMBER], second.rows[shown][NUMBER], strict=True)
+    numbers = zip(row_names(first.rows[others]), row_names(second.rows[shown]), strict=True)
     return Pairs(len(shared), tuple(numbers))
 
 

@@ -25,7 +25,7 @@ from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import is_files, load_hub, read_rows
 from toolkit.data.splits import fold_numbers, set_aside, share_of
 from toolkit.data.staging import Stage, staged
-from toolkit.data.table import NUMBER, PEEKED_ROWS, HubSplit, Table, apply_policy, exclusions, load_table, skipped
+from toolkit.data.table import FILE, NUMBER, PEEKED_ROWS, HubSplit, Table, apply_policy, exclusions, load_table, skipped
 from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _checked(cfg: Config, task: Task, tables: Mapping[str, Table], sampled: bool
     data, tables = cfg.data, dict(tables)
     earlier = tables.pop(EARLIER, None)
     bad = apply_policy(tables, data.bad_rows, data.max_bad_rows)
-    left = [each for table in tables.values() for each in (skipped(table), *exclusions(table))]
+    left = [each for table in tables.values() for file in table.files for each in (skipped(file), *exclusions(file))]
     if data.drop_duplicates:
         train = tables["train"]
         first = np.flatnonzero(first_like(train.keys.inputs, train.keys.labels) == np.arange(len(train.rows)))
@@ -110,7 +110,7 @@ def _left(name: str, before: Table, after: Table, what: str) -> Omission:
 def _unused(cfg: Config, task: Task) -> Iterator[Omission]:
     """Yields the columns of each data file that the run does not read."""
     data = cfg.data
-    for file in filter(None, (data.train_file, data.validation_file, data.test_file)):
+    for file in data.files():
         columns = columns_in(file, task, data.columns)
         if not is_files(file) and (columns or columns == data.columns):
             present = columns_of(islice(read_rows(file, Reading.of(data)), PEEKED_ROWS))
@@ -175,14 +175,15 @@ def _tables(cfg: Config, task: Task, sample: int | None, stage: Stage | None = N
             if split in present and not (split == "validation" and data.folds):
                 sources[split] = HubSplit(*hub, split, cfg.offline_dir)
     else:
-        files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-        sources = {split: files[split] for split in splits if files[split]}
+        sources = {split: file for split in splits if (file := getattr(data, f"{split}_file"))}
     if "train" not in sources:
         raise DataError("data: there are no training rows.")
 
     def load(split: str, source: Any) -> Table:
+        if isinstance(source, list):
+            return Table.of_files({data.file_names[each]: load(split, each) for each in source})
         copies = stage.copies(source) if stage and isinstance(source, str) else None
-        beside = Beside.of(data, task, cfg.eval.slices, split)
+        beside = replace(Beside.of(data, task, cfg.eval.slices, split), file=data.file_names.get(source))
         return load_table(source, task, data.columns, True, None, sample, Reading.of(data), beside, copies)
 
     tables = {"train": load("train", sources.pop("train"))}
@@ -204,14 +205,21 @@ def _earlier(former: RunFolder, task: Task) -> dict[str, Table]:
     """Returns the rows on which a run was validated, if their file is still there and the task can read it."""
     fields = read_file(former.config).values["data"]
     data = DataConfig(**{name: value for name, value in fields.items() if name in vars(DataConfig())})
-    source, predictions = data.validation_file or data.train_file, former.predictions("validation")
-    if source is None or not predictions.is_file():
+    files, predictions = data.validation_file or data.train_file, former.predictions("validation")
+    if files is None or not predictions.is_file():
         return {}
+
+    def load(file: str) -> Table:
+        beside = Beside(file=data.file_names.get(file))
+        return load_table(file, task, data.columns, True, reading=Reading.of(data), beside=beside)
+
     try:
-        table = load_table(source, task, data.columns, True, reading=Reading.of(data))
+        several = {data.file_names[file]: load(file) for file in files} if isinstance(files, list) else {}
+        table = load(files) if isinstance(files, str) else Table.of_files(several)
     except (DataError, OSError) as error:
         say(f"No scores on the validation rows of {former.path}, before and after: {error}")
         return {}
-    numbers = [line["row"] for line in read_lines(predictions)]
-    table = table.select(np.flatnonzero(np.isin(table.rows[NUMBER][:], numbers)))
+    known = {(line.get("file"), line["row"]) for line in read_lines(predictions)}
+    pairs = zip(table.rows[FILE][:], table.rows[NUMBER][:], strict=True)
+    table = table.select(np.flatnonzero([pair in known for pair in pairs]))
     return {EARLIER: table} if len(table.rows) else {}

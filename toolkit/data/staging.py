@@ -174,7 +174,7 @@ class Stage:
 def stage_files(data: DataConfig, task: Task) -> Stage:
     """Copies the data files of a run to `data.stage_to`, unless there are copies of their present state."""
     folder = _own_folder(data)
-    sources = [source_files(source, data, task) for source in _sources(data)]
+    sources = [source_files(source, data, task) for source in data.files()]
     _reject_nesting(folder, sources)
     with _disk_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -201,16 +201,12 @@ def stage_problem(data: DataConfig, task: Task) -> str | None:
     Raises DataError as `stage_files`, for other reasons than too little room.
     """
     folder = _own_folder(data)
-    sources = [source_files(source, data, task) for source in _sources(data)]
+    sources = [source_files(source, data, task) for source in data.files()]
     _reject_nesting(folder, sources)
     needed = {each.key: each for each in sources}
     with _disk_errors(folder):
         missing = [each for each in needed.values() if not (folder / each.key).exists()]
         return room_problem(folder, missing, sum(size_of(each) for each in unused(folder) if each.name not in needed))
-
-
-def _sources(data: DataConfig) -> list[str]:
-    return [name for name in (data.train_file, data.validation_file, data.test_file) if name]
 
 
 def source_files(source: str, data: DataConfig, task: Task) -> SourceFiles:

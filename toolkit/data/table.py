@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 NUMBER = "_number"
 """Column of a table: the number of the row in its file."""
+FILE = "_file"
+"""Column of a table: the name of the row's file, if rows of several are read together; otherwise None."""
 PEEKED_ROWS = 100
 IDENTIFIER = "_id"
 """Column of a table: the row's value in `data.id_column`, as text."""
@@ -83,7 +86,7 @@ def checked_features(task: Task) -> datasets.Features:
     text, number = datasets.Value("string"), datasets.Value("int64")
     digests = dict.fromkeys((INPUTS, LABEL, GROUP), number)
     found = {REASON: text, PREVIEW: text, EXCLUDED: datasets.Value("bool")}
-    own = {NUMBER: number, IDENTIFIER: text, SLICES: datasets.Sequence(text)}
+    own = {NUMBER: number, FILE: text, IDENTIFIER: text, SLICES: datasets.Sequence(text)}
     return datasets.Features({**task.schema(), **own, **found, **digests})
 
 
@@ -98,7 +101,7 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
         values, beside = row.values or {}, source.beside
         group, *given = (each and value_in(values, each) for each in (beside.group, beside.id, *beside.slices))
         texts = [None if value is None else str(value) for value in given]
-        number = {NUMBER: row.number, IDENTIFIER: texts[0], SLICES: texts[1:]}
+        number = {NUMBER: row.number, FILE: beside.file, IDENTIFIER: texts[0], SLICES: texts[1:]}
         try:
             checked = check_raw(row, task, columns, labelled, source.folder, source.copies)
         except BadRow as bad:
@@ -224,6 +227,19 @@ class Table:
     keys: Keys  # digests of the usable rows; those of rows without labels are all 0
     # number of rows that the task's options exclude, by reason
     excluded: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, Table] = field(default_factory=dict)  # tables of several files by `FILE`, with the bad rows
+
+    @classmethod
+    def of_files(cls, parts: Mapping[str, Table]) -> Table:
+        """Returns the table of the usable rows of several files, in their order."""
+        names, digests = zip(*((each.source, each.fingerprint) for each in parts.values()), strict=True)
+        rows = reduce(cls.joined, parts.values())
+        return Table(rows.rows, [], sha256("".join(digests)), join(names, "and"), rows.keys, parts=parts)
+
+    @property
+    def files(self) -> list[Table]:
+        """The tables of its files: itself, unless there are several."""
+        return [*self.parts.values()] or [self]
 
     def select(self, places: np.ndarray) -> Table:
         """Returns the table of the usable rows at the given places."""
@@ -236,8 +252,13 @@ class Table:
         return replace(self, rows=concatenate_datasets([self.rows, other.rows]), keys=self.keys.joined(other.keys))
 
     def head(self, limit: int | None) -> Table:
-        """Returns the table of the first `limit` rows, or of all if there are fewer or `limit` is None."""
-        return self if limit is None or limit >= len(self.rows) else self.select(np.arange(limit))
+        """Returns the table of the first `limit` rows, of several files in proportion; of all if None or too large."""
+        if limit is None or limit >= len(self.rows):
+            return self
+        files, share = np.array(self.rows[FILE][:]), np.zeros(len(self.rows))
+        for name in self.parts:
+            share[files == name] = np.linspace(0, 1, (files == name).sum(), endpoint=False)
+        return self.select(np.sort(np.argsort(share, kind="stable")[:limit]))
 
 
 @dataclass(frozen=True)
@@ -372,6 +393,12 @@ def _cache_key(
     return sha256(json.dumps(parts, sort_keys=True, default=str))
 
 
+def row_names(columns: Any) -> list[int | str]:
+    """Returns what messages call rows, given their columns: their numbers, after the file if there are several."""
+    pairs = zip(columns[FILE][:], columns[NUMBER][:], strict=True)
+    return [number if file is None else f"{file}:{number}" for file, number in pairs]
+
+
 LISTED_ROWS, LISTED_NUMBERS = 20, 5
 LISTED_REASONS = 3
 _VALUES = re.compile(r"(?<!column )(?:'[^']*'|\"[^\"]*\")|0x[0-9a-f]+|\d+")
@@ -390,14 +417,15 @@ def apply_policy(tables: Mapping[str, Table], policy: str, most: float = 1.0) ->
         DataError: with policy `error` if any row is bad (lists the first reasons); with `skip` if more than a fraction
             `most` of a table's rows are, or all of them.
     """
-    bad = [(table.source, row) for table in tables.values() for row in table.bad]
-    total = sum(len(table.rows) + len(table.bad) for table in tables.values())
+    files = [file for table in tables.values() for file in table.files]
+    bad = [(table.source, row) for table in files for row in table.bad]
+    total = sum(len(table.rows) + len(table.bad) for table in files)
     if bad and policy == "error":
         raise DataError(
             f"{len(bad)} of {total} rows cannot be used:\n{listing(bad)}\n"
             "Correct them, or skip them with data.bad_rows=skip, which lists them all in bad_rows.jsonl."
         )
-    for table in tables.values():
+    for table in files:
         count, everything = len(table.bad), len(table.rows) + len(table.bad)
         if not len(table.rows):
             bad_ones = listing([(table.source, row) for row in table.bad])
@@ -409,7 +437,7 @@ def apply_policy(tables: Mapping[str, Table], policy: str, most: float = 1.0) ->
                 f"{skipped(table)}; data.max_bad_rows={most:g} allows {most:.0%}. Correct them, or set "
                 f"data.max_bad_rows to at least {math.ceil(1000 * count / everything) / 1000:g}."
             )
-    return {split: len(table.bad) for split, table in tables.items()}
+    return {split: sum(len(file.bad) for file in table.files) for split, table in tables.items()}
 
 
 def skipped(table: Table) -> Omission:
@@ -438,7 +466,7 @@ def exclusions(table: Table) -> list[Omission]:
 def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
     """Writes each bad row as a JSON line `{file, row, reason, values}`; the file is written atomically."""
     with written_whole(Path(path)) as file:
-        for table in tables.values():
+        for table in chain.from_iterable(each.files for each in tables.values()):
             for row in table.bad:
                 record = {"file": table.source, "row": row.number, "reason": row.reason, "values": row.values}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -15,10 +15,11 @@ from toolkit.base.console import say
 from toolkit.base.errors import DataError
 from toolkit.base.files import sha256
 from toolkit.config.sections import Config, DataConfig
+from toolkit.data.batching.batches import mixed
 from toolkit.data.loading import CheckedRows
 from toolkit.data.media.cache import cache_media
 from toolkit.data.row_cache import code_fingerprint, from_cache, processor_fingerprint
-from toolkit.data.table import NUMBER, BadRowReport, generated, progress_bars
+from toolkit.data.table import FILE, NUMBER, BadRowReport, generated, progress_bars, row_names
 from toolkit.system.environment import versions
 from toolkit.system.rank_order import local_main_first
 
@@ -57,7 +58,8 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
         if places:
             bad_rows[name] = bad_rows.get(name, 0) + len(places)
             table = rows.tables[name if name in rows.tables else "train"]
-            table.bad.extend(BadRowReport(part[place][NUMBER], why, {}) for place in places)
+            for row in part.select(places):
+                table.parts.get(row[FILE], table).bad.append(BadRowReport(row[NUMBER], why, {}))
     left = omissions(rows.splits, features, task, processor, cfg.data)
     notes = [f"{name}: {note}" for name, part in rows.splits.items() for note in task.notes(part, features[name])]
     for note in (*notes, *(f"{each}." for each in left)):
@@ -85,7 +87,7 @@ def omissions(
         every = [lost_rows(rows, own, task, data), *task.omissions(rows, own), *_truncated(own, task)]
         every.append(_unknown(own, processor))
         found += [replace(each, where=name) for each in every if each is not None and each.count]
-    return found
+    return [*found, *mixed(features["train"], data)] if data.mix and "train" in splits else found
 
 
 LISTED = 10
@@ -100,7 +102,7 @@ def lost_rows(rows: datasets.Dataset, features: datasets.Dataset, task: Task, da
     places, why = task.lost(rows, features)
     if not places:
         return None
-    named = ", ".join(str(rows[place][NUMBER]) for place in places[:LISTED])
+    named = ", ".join(map(str, row_names(rows[places[:LISTED]])))
     more = f" and {len(places) - LISTED} more" if len(places) > LISTED else ""
     found = f"{len(places):,} of {len(rows):,} rows {why}: {named}{more}"
     if data.bad_rows == "error":
@@ -160,8 +162,8 @@ def tokenise(
                 f"{type(task).__name__}.preprocess returned {len(features['length'])} feature rows for {len(indices)} "
                 "rows; unless it returns one per row, it must return the column `example`"
             )
-        places = {"example": [indices[owner] for owner in owners]}
-        return features | places | {NUMBER_IN_FILE: [columns[NUMBER][owner] for owner in owners]}
+        places, names = {"example": [indices[owner] for owner in owners]}, row_names(columns)
+        return features | places | {NUMBER_IN_FILE: [names[owner] for owner in owners]}
 
     in_memory = not rows.cache_files  # rows that were given in memory are not cached, and need no key
     fingerprint = rows._fingerprint if in_memory else cache_key(rows, task, processor, labelled)
@@ -178,7 +180,7 @@ def tokenise(
 
     features = make(None) if in_memory else from_cache(fingerprint, make)
     if task.has("regroup"):
-        features = _regrouped(features, task, rows[NUMBER][:], f"{fingerprint[:-3]}grp", in_memory)
+        features = _regrouped(features, task, row_names(rows), f"{fingerprint[:-3]}grp", in_memory)
     return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
 
 
@@ -190,7 +192,7 @@ def cache_key(rows: datasets.Dataset, task: Task, processor: Processor, labelled
 
 
 def _regrouped(
-    features: datasets.Dataset, task: Task, numbers: Sequence[int], fingerprint: str, in_memory: bool
+    features: datasets.Dataset, task: Task, numbers: Sequence[int | str], fingerprint: str, in_memory: bool
 ) -> datasets.Dataset:
     """Regroups all feature rows; `map` cannot do this, because its batches would split what the task joins."""
     import datasets

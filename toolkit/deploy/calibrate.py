@@ -65,7 +65,8 @@ def _rows(run: TrainedRun, folder: Path, file: str | None) -> Mapping[str, datas
         if "validation" not in splits:
             raise InputError(f"{folder}: the run has no rows that it was not trained on; {GIVE}")
         return {name: splits[name] for name in ("validation", "test") if name in splits}
-    for given, trained in ((expanded(a), Path(b)) for a in files_of(file) for b in files_of(data.train_file or "")):
+    trained_on = [part for each in data.files("train_file") for part in files_of(each)]
+    for given, trained in ((expanded(a), Path(b)) for a in files_of(file) for b in trained_on):
         if kind_of(given) == kind_of(trained) == "file" and given.samefile(trained):
             raise InputError(f"--data: the run was trained on {file}; give rows that it has not seen")
     table = load_table(file, run.task, data.columns, labelled=True, reading=Reading.of(data))

@@ -21,7 +21,7 @@ from toolkit.data.loading import check_rows
 from toolkit.data.media.files import open_file
 from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import read_rows
-from toolkit.data.table import NUMBER, progress_bars
+from toolkit.data.table import FILE, NUMBER, progress_bars
 from toolkit.data.writers import flat
 from toolkit.deploy.predict import needed_columns
 from toolkit.deploy.serving.requests import Columns, Limits, Refusal
@@ -55,12 +55,13 @@ def validation_examples(run: TrainedRun, folder: Path) -> list[dict[str, Any]]:
     chosen = [rows[place * len(rows) // count] for place in range(count)]
     if not any(map(is_template, run.cfg.data.columns.values())):
         return [dict(_fields(run, row, folder / str(number))) for number, row in enumerate(chosen)]
-    if (file := run.cfg.data.validation_file or run.cfg.data.train_file) is None:
+    if not (files := cfg.data.files("validation_file") or cfg.data.files("train_file")):
         say("no examples: columns of a hub dataset's rows are joined by a template")
         return []
-    numbers, names = [row[NUMBER] for row in chosen], Columns(run.task, run.cfg.data.columns).example
-    raw = {row.number: row.values or {} for row in read_rows(file, Reading.of(cfg.data)) if row.number in numbers}
-    return [{name: as_text(raw[number].get(name)) for name in names} for number in numbers]
+    places, names = [(row[FILE], row[NUMBER]) for row in chosen], Columns(run.task, run.cfg.data.columns).example
+    every = ((cfg.data.file_names.get(file), row) for file in files for row in read_rows(file, Reading.of(cfg.data)))
+    raw = {(name, row.number): row.values or {} for name, row in every if (name, row.number) in places}
+    return [{name: as_text(raw[place].get(name)) for name in names} for place in places]
 
 
 def _fields(run: TrainedRun, row: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Any]]:

@@ -267,9 +267,9 @@ def _as_trained(data: DataConfig, folder: str) -> DataConfig:
     """Returns the settings with the paths of data files that are still where the run in `folder` had them."""
     found: dict[str, Any] = {}
     for name in DATA_FILES:
-        file = getattr(data, name) and str(Path(folder, expanded(getattr(data, name))))
-        if file and all(kind_of(Path(each)) for each in files_of(file)):
-            found[name] = file
+        files = [str(Path(folder, expanded(file))) for file in data.files(name)]
+        if files and all(kind_of(Path(each)) for file in files for each in files_of(file)):
+            found[name] = files if isinstance(getattr(data, name), list) else files[0]
     return replace(data, **found)
 
 

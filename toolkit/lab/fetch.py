@@ -235,16 +235,14 @@ def save_split(rows: datasets.Dataset, folder: Path) -> None:
 def fetch_files(target: Target, cfg: Config, task: Task) -> None:
     """Copies data files, and those that their rows refer to, into `files/<n>` for each folder of data files."""
     places: dict[Path, str] = {}
-    for key in DATA_FILES:
-        value = getattr(cfg.data, key.partition(".")[2])
-        if value is None:
-            continue
+    for key, value in ((name, file) for name in DATA_FILES for file in cfg.data.files(name.partition(".")[2])):
         given = expanded(value)
         parent = expanded(files_of(value)[0]).absolute().parent  # a group of an HDF5 file has a path of its own
         place = places.setdefault(parent, f"{FILES_FOLDER}/{len(places)}")
         for inside in sorted({*_own_files(value, parent), *_referenced(key, value, cfg, task, parent)}):
             target.copy(parent / inside, f"{place}/{inside}")
-        target.sources[key] = Source(str(given), f"{place}/{given.absolute().relative_to(parent).as_posix()}")
+        name = f"{key}[{len(target.sources)}]" if key in target.sources else key
+        target.sources[name] = Source(str(given), f"{place}/{given.absolute().relative_to(parent).as_posix()}")
 
 
 def _own_files(value: str, parent: Path) -> Iterator[str]:

@@ -367,8 +367,8 @@ def _checkpoints(cfg: Config) -> int:
 
 
 def _sizes(cfg: Config) -> Iterator[int]:
-    for file in (cfg.data.train_file, cfg.data.validation_file, cfg.data.test_file):
-        if file is not None and not is_files(file):  # of which rows are only references
+    for file in cfg.data.files():
+        if not is_files(file):  # of which rows are only references
             try:
                 yield num_bytes(file)
             except DataError:

@@ -149,9 +149,9 @@ def _limits(card: Card) -> Iterator[str]:
 def _sources(data: DataConfig, facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """Yields name, source, number of rows and fingerprint of every set; of a file only its name."""
     for name, number in facts["num_rows"].items():
-        file = getattr(data, f"{name}_file", None)
+        files = ", ".join(Path(file).name for file in data.files(f"{name}_file"))
         split = "the run that the model comes from" if name == EARLIER else "split from the training rows"
-        source = data.dataset_name or (Path(file).name if file else split)
+        source = data.dataset_name or files or split
         fingerprint = str(facts.get("data_fingerprints", {}).get(name, ""))
         shown = fingerprint[:SHOWN_DIGITS] if re.fullmatch("[0-9a-f]{64}", fingerprint) else fingerprint
         yield name, source, f"{number:,}", shown

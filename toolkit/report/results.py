@@ -23,7 +23,7 @@ from toolkit.base.files import disk_problem, read_json, read_lines, write_json, 
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.paths import former_run
 from toolkit.data.findings import EARLIER
-from toolkit.data.table import IDENTIFIER, NUMBER, SLICES
+from toolkit.data.table import FILE, IDENTIFIER, NUMBER, SLICES
 from toolkit.document import plots, render
 from toolkit.document.blocks import Cell, Code, Figure, Gallery, Section, Table
 from toolkit.document.svg import sheet
@@ -189,7 +189,7 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, li
         own += run.task.report_sections(name, *found, run.output_dir)
     former = former_run(run.cfg.model.name_or_path or "")
     if former is not None and EARLIER in result.evaluations:
-        after = zip(run.data.evals[EARLIER].rows[NUMBER][:], result.evaluations[EARLIER].records, strict=True)
+        after = zip(named_rows(run.data.evals[EARLIER].rows, ()), result.evaluations[EARLIER].records, strict=True)
         blocks = before_and_after(run.task, read_lines(former.predictions("validation")), after)
         own.append(Section(f"Before and after, on the validation rows of {former.path}", blocks))
     outcome = Outcome(result, _facts(run), charts(history, run.best.name), shown, own, predicted)
@@ -307,10 +307,11 @@ def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
 
 
 def named_rows(rows: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields `row`, each row's number in messages, `id` with `data.id_column`, and the `slices` by `columns`."""
-    for number, name, values in zip(rows[NUMBER][:], rows[IDENTIFIER][:], rows[SLICES][:], strict=True):
+    """Yields `row`, the number in the `file` (of several), `id` with `data.id_column`, and `slices` by `columns`."""
+    given = {"row": rows[NUMBER][:], "file": rows[FILE][:], "id": rows[IDENTIFIER][:]}
+    for *known, values in zip(*given.values(), rows[SLICES][:], strict=True):
         sliced = {"slices": dict(zip(columns, values, strict=True))} if columns else {}
-        yield {"row": number} | ({} if name is None else {"id": name}) | sliced
+        yield {name: value for name, value in zip(given, known, strict=True) if value is not None} | sliced
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.config.describe import Change, changes
 from toolkit.config.keys import to_yaml
 from toolkit.config.sections import Config
-from toolkit.data.table import IDENTIFIER, NUMBER
+from toolkit.data.table import IDENTIFIER, row_names
 from toolkit.document.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
 from toolkit.metrics.score import without_classes
 from toolkit.report.curves import Chart
@@ -297,7 +297,7 @@ def _worst(run: Run, worst: Worst | None) -> list[Block]:
     if worst is None or not found:
         return []
     name, data = next(iter(run.data.evals.items()))
-    numbers, names = data.rows[NUMBER], data.rows[IDENTIFIER]
+    numbers, names = row_names(data.rows), data.rows[IDENTIFIER]
     rows = [
         [names[wrong.line - 1] or numbers[wrong.line - 1], wrong.error[0], *_described(run, wrong.line, wrong.record)]
         for wrong in found

@@ -16,7 +16,7 @@ from toolkit.api.run import best_metric
 from toolkit.api.task import Task
 from toolkit.base.console import format_value
 from toolkit.config.sections import Config
-from toolkit.data.table import SLICES
+from toolkit.data.table import FILE, SLICES
 from toolkit.document.blocks import Block, Table, Text
 from toolkit.metrics.intervals import FEWEST_EXAMPLES, Gain, Interval, holm, percentiles, resamples
 from toolkit.metrics.score import Score
@@ -117,17 +117,20 @@ def main_score(cfg: Config, task: Task) -> Score:
     return scores.get(name) or scores[task.best_metric]
 
 
-def before_and_after(task: Task, before: Sequence[Record], after: Iterable[tuple[int, Record]]) -> list[Block]:
+def before_and_after(task: Task, before: Sequence[Record], after: Iterable[tuple[Record, Record]]) -> list[Block]:
     """Returns the shares of an earlier run's validation rows that were right and are right now, by label.
 
     Args:
         task: says which answers are right.
         before: the lines of the earlier run's predictions.
-        after: the numbers of rows with their records now.
+        after: what names rows there, with their records now.
     """
-    former, right = {line["row"]: line for line in before}, defaultdict[str, list[tuple[bool, bool]]](list)
+    former, right = (
+        {(line.get("file"), line["row"]): line for line in before},
+        defaultdict[str, list[tuple[bool, bool]]](list),
+    )
     for row, record in after:
-        line, label = former.get(row, {}), record[task.reference]
+        line, label = former.get((row.get("file"), row["row"]), {}), record[task.reference]
         if line.get(task.reference) == label:
             both = (task.error(line) is None, task.error(record) is None)
             for name in ("", *dict.fromkeys([label] if isinstance(label, str) else label)):
@@ -178,11 +181,16 @@ def slices(names: Sequence[str], values: Sequence[Sequence[str | None]]) -> list
 def slice_blocks(
     cfg: Config, task: Task, predictions: Predictions, data: EvalData, columns: Sequence[str]
 ) -> list[Block]:
-    """Returns the main score by slice, with intervals, and a sentence about the worst ones; none without columns."""
-    if not columns:
+    """Returns the main score by slice, and by the file where an example begins, with intervals; the worst as text."""
+    names, values, files = [*columns], data.rows[SLICES][:], data.rows[FILE][:]
+    if len({*files}) > 1 and "file" not in names:
+        names.append("file")
+        examples = data.features["example"][:] if task.has("regroup") else range(len(files))
+        values = [[*values[example], files[example]] for example in examples]
+    if not names:
         return []
     subsets, score, rows = Subsets(task, predictions, data), main_score(cfg, task), list[list[Any]]()
-    for name, places in slices(columns, data.rows[SLICES][:]):
+    for name, places in slices(names, values):
         value, ends = subsets.metrics(places)[score.name], subsets.interval(places, score.name)
         span = "" if ends is None else f"{ends.low:.4g} to {ends.high:.4g}"
         rows.append([name, len(places), value, span])

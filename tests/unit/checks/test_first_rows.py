@@ -53,6 +53,18 @@ def test_names_of_columns_that_no_file_uses_are_named(problems, tmp_path):
     assert unused not in problems("a,good\nb,bad\n", columns={"text": "text"}, **files)
 
 
+def test_each_file_of_a_list_is_checked_and_labels_are_those_of_all(problems):
+    Path("new.csv").write_text("text,label\nc,neutral\nd,odd\n")
+    both = {"train_file": ["train.csv", "new.csv"]}
+    assert problems("a,good\nb,bad\n", **both) == []
+    Path("new.csv").write_text("body,label\nc,neutral\n")
+    (problem,) = problems("a,good\nb,bad\n", **both)  # what the labels are is not known
+    assert problem.startswith("data.train_file: new.csv has no column 'text'")
+    Path("new.csv").write_text("text,label\nc,neutral\n,odd\n")
+    (problem,) = problems("a,good\nb,bad\n", **both)
+    assert "1 of the first 2 rows of new.csv cannot be used: row 3" in problem
+
+
 def test_the_settings_of_reading_apply(problems):
     found = problems("a,good\nb,bad\n", header=False)
     assert found[0].startswith("data.train_file: train.csv has no column 'text': ")

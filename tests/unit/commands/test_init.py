@@ -71,8 +71,10 @@ def small_model(recipe: str, settings: Any) -> list[str]:
     if modality := settings["task"].get("modality"):
         sizes = (*SMALL_CONVNEXT, f"num_channels={3 if modality == 'image' else 1}")
     chat = settings["task"].get("data_format") == "messages"
+    answers = settings["task"].get("data_format") == "prompt_completion"  # of more tokens with so small a vocabulary
     template = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
-    return [*(f"model.from_config.{size}" for size in sizes), *([f"task.chat_template={template}"] if chat else [])]
+    return [*(f"model.from_config.{size}" for size in sizes), *([f"task.chat_template={template}"] if chat else []),
+            *(["task.block_size=300"] if answers else [])]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -59,6 +59,41 @@ def test_balanced_windows_have_every_class_alike_and_do_not_depend_on_the_split(
         assert times.max() - times.min() <= 1
 
 
+@given(rows=st.lists(st.integers(1, 30), min_size=1, max_size=4), weights=st.data(), batch=st.integers(1, 7))
+def test_a_mix_deals_each_file_its_share_in_passes_that_epochs_continue(rows, weights, batch):
+    mix = [weights.draw(st.floats(0.2, 5)) for _ in rows]
+    of_row = np.repeat(np.arange(len(rows)), rows)
+    order = Order(len(of_row), batch, 1, 1, 3, files=of_row, mix=mix)
+    split = Order(len(of_row), 1, batch, 1, 3, files=of_row, mix=mix)
+    epochs = []
+    for epoch in range(4):
+        windows = range(order.windows_per_epoch)
+        seen = np.concatenate([order.window(epoch, index) for index in windows])
+        assert [order.window(epoch, k).tolist() for k in windows] == [split.window(epoch, k).tolist() for k in windows]
+        assert len(seen) == len(of_row)
+        counts = np.bincount(of_row[seen], minlength=len(rows))
+        assert np.all(np.abs(counts - len(seen) * np.array(mix) / sum(mix)) < 1)  # to within a row, in every epoch
+        epochs.append(seen)
+        times = np.bincount(np.concatenate(epochs), minlength=len(of_row))
+        for file in range(len(rows)):  # no row again before all others of its file, over all epochs
+            assert np.ptp(times[of_row == file]) <= 1
+    again = Order(len(of_row), batch, 1, 1, 3, files=of_row, mix=mix)
+    assert [again.window(2, k).tolist() for k in windows] == [order.window(2, k).tolist() for k in windows]
+
+
+def test_a_mix_is_shuffled_and_groups_by_length():
+    of_row, lengths = np.repeat([0, 1], [300, 100]), np.random.default_rng(0).integers(1, 100, 400)
+    order = Order(400, 8, 1, 1, 0, files=of_row, mix=[1, 1])
+    firsts = [int(of_row[order.window(0, index)].sum()) for index in range(25)]
+    assert 0 < sum(firsts) < 200  # both files are in the first half of the epoch
+    assert order.window(0, 0).tolist() != order.window(1, 0).tolist()
+    grouped = Order(400, 8, 1, 1, 0, "group_by_length", lengths, files=of_row, mix=[1, 1])
+    windows = [lengths[grouped.window(0, index)] for index in range(50)]
+    assert np.mean([np.ptp(window) for window in windows]) < 5
+    rows = np.concatenate([grouped.window(0, index) for index in range(50)])
+    assert np.bincount(of_row[rows]).tolist() == [200, 200]
+
+
 def test_a_seek_gives_the_rest_of_the_epoch():
     order = Order(37, 2, 3, 1, seed=1)
     sampler = WindowSampler(order, rank=0)

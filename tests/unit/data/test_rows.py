@@ -89,7 +89,7 @@ def test_good_and_bad_rows_keep_their_numbers(load):
     table = load("a.csv", GARBLED)
     assert column(table, "text") == ["a", "b\nc", "f"]
     assert column(table, "_number") == [2, 6, 10]
-    assert table.rows.column_names == ["text", "label", "id", "_number", "_id", "_slices"]
+    assert table.rows.column_names == ["text", "label", "id", "_number", "_file", "_id", "_slices"]
     assert [(row.number, row.reason) for row in table.bad] == [
         (3, "column 'text' is not UTF-8 text (byte 0xe9 at character 4)"),
         (5, "column 'text' is empty"),
@@ -101,7 +101,15 @@ def test_good_and_bad_rows_keep_their_numbers(load):
 
 def test_columns_are_mapped_and_only_the_tasks_columns_are_kept(load):
     table = load("a.csv", "text,body,stars\nold,new,5\n ,,4\n", columns={"text": "body", "label": "stars"})
-    assert table.rows[0] == {"text": "new", "label": "5", "id": None, "_number": 2, "_id": None, "_slices": []}
+    assert table.rows[0] == {
+        "text": "new",
+        "label": "5",
+        "id": None,
+        "_number": 2,
+        "_file": None,
+        "_id": None,
+        "_slices": [],
+    }
     assert table.bad[0].reason == "column 'body' is empty"
 
 
@@ -188,8 +196,8 @@ def test_squad_rows(load):
     paragraph = {"context": "It is 45%.", "qas": [question, {"id": 88, "question": " ", "answers": []}]}
     table = load("a.json", json.dumps({"data": [{"paragraphs": [paragraph, {"context": "x"}]}]}), Questions())
     assert table.rows[0] == {"id": "87", "question": "How much?", "context": "It is 45%.",
-                             "answers": {"text": ["45%"], "answer_start": [6]}, "_number": 1, "_id": None,
-                             "_slices": []}  # fmt: skip
+                             "answers": {"text": ["45%"], "answer_start": [6]}, "_number": 1, "_file": None,
+                             "_id": None, "_slices": []}  # fmt: skip
     assert [row.number for row in table.bad] == [2, 3]
     assert table.bad[0].reason == "column 'question' is empty"
 

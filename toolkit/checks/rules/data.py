@@ -17,8 +17,7 @@ _TEXT = (".conll", ".csv", ".tsv", ".json", ".jsonl", ".tmx", ".txt", "")
 
 def _unused(config: Config, suffixes: tuple[str, ...]) -> bool:
     """Whether no data file has one of the suffixes; line-aligned files may have any."""
-    names = [getattr(config.data, name) for name in DATA_FILES]
-    files = [file for name in names if name for file in (files_of(name) if len(files_of(name)) == 1 else [""])]
+    files = [file for name in config.data.files() for file in (files_of(name) if len(files_of(name)) == 1 else [""])]
     return not any(Path(file).suffix.lower() in suffixes for file in files)
 
 
@@ -39,6 +38,18 @@ def _set_aside(config: Config) -> float:
 
 
 RULES = (
+    Rule(lambda c: len(files := c.data.files("train_file")) > len({*files}), ("data.train_file",),
+         "a file is listed twice", "remove the duplicate; data.mix repeats the rows of a file"),
+    Rule(lambda c: bool(c.data.mix) and not (isinstance(c.data.train_file, list)
+                                             and len(c.data.mix) == len(c.data.train_file)),
+         ("data.mix", "data.train_file"), "each file of a list has one share",
+         "set data.train_file to a list and data.mix to a number for each file, or remove data.mix"),
+    Rule(lambda c: bool(c.data.mix) and c.train.train_sampling_strategy in ("sequential", "balanced"),
+         ("data.mix", "train.train_sampling_strategy"), "both determine which rows an epoch has, and in which order",
+         "set train.train_sampling_strategy to random or group_by_length, or remove data.mix"),
+    Rule(lambda c: bool(c.data.mix and c.data.validation_file) and (c.data.join_validation or c.train.refit),
+         ("data.mix", "data.validation_file", "data.join_validation", "train.refit"),
+         "the validation rows have no share", "remove data.mix, or set data.validation_file to null"),
     Rule(lambda c: bool(c.data.test_split) and c.data.test_file is not None, ("data.test_split", "data.test_file"),
          "test rows come either from a separate file or from the training rows", "remove one of them"),
     Rule(lambda c: _set_aside(c) + c.data.test_split >= 1, ("data.validation_split", "data.test_split"),

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from toolkit.api.batch import IGNORE_INDEX, Batch, Kept, Processor, looked_up
+from toolkit.api.batch import IGNORE_INDEX, Batch, Kept, Omission, Processor, looked_up
 from toolkit.api.mesh import Mesh
 from toolkit.api.random import RowRandom
 from toolkit.api.task import Task
+from toolkit.base.errors import DataError
 from toolkit.data.batching.budget import Budget, lengths_of, training_budget
-from toolkit.data.batching.order import Order, WindowSampler, evaluation_batches
+from toolkit.data.batching.order import Order, WindowSampler, evaluation_batches, shares
 from toolkit.data.batching.workers import WatchedLoader
 
 if TYPE_CHECKING:
     import datasets
 
-    from toolkit.config.sections import Config, TrainConfig
+    from toolkit.config.sections import Config, DataConfig, TrainConfig
 
 
 def collate(
@@ -125,6 +126,24 @@ def _loader(
     )
 
 
+def file_numbers(features: datasets.Dataset, data: DataConfig) -> np.ndarray:
+    """Returns the number of each feature row's file in a list; of several rows, the first one's."""
+    known = {name: place for place, name in enumerate(data.file_names.values())}
+    return np.array([known[name.rpartition(":")[0]] for name in features["number"][:]])
+
+
+def mixed(features: datasets.Dataset, data: DataConfig) -> Iterator[Omission]:
+    """Yields how many rows of each file repeat in an epoch, or wait for later ones; raises DataError if it has none."""
+    counts = np.bincount(file_numbers(features, data), minlength=len(data.mix)).tolist()
+    for name, count, quota in zip(data.file_names.values(), counts, shares(len(features), data.mix), strict=False):
+        details = f"an epoch of {len(features):,} rows has {quota:,} of this file, which has {count:,}"
+        if not count or not quota:
+            raise DataError(f"data.mix: {name}: {details}.")
+        if quota != count:
+            what = "rows of an epoch repeat others" if quota > count else "rows are not drawn in every epoch"
+            yield Omission(f"{what} (data.mix)", abs(quota - count), max(quota, count), details, name)
+
+
 def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh, budget: Budget | None = None) -> Order:
     """Returns the order of the training rows; a budget cuts windows into micro-batches, but keeps their rows."""
     train = cfg.train
@@ -139,6 +158,8 @@ def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh, budget: 
         classes=np.asarray(features["class_id"][:]) if train.train_sampling_strategy == "balanced" else None,
         budget=budget,
         rows=train.rows_per_step(mesh.data_size),
+        files=file_numbers(features, cfg.data) if cfg.data.mix else None,
+        mix=cfg.data.mix,
     )
 
 

@@ -8,7 +8,7 @@ repeated to give ranks equal numbers: a rank without rows gets an empty micro-ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain
@@ -41,6 +41,8 @@ class Order:
     # cuts windows into micro-batches; None cuts them into `accumulation` of `batch_size` rows
     budget: Budget | None = None
     rows: int | None = None  # rows of a full window; None makes every micro-batch of every rank full
+    files: np.ndarray | None = field(default=None, repr=False)  # `[num_rows]` number of each row's file, with `mix`
+    mix: Sequence[float] = ()  # the files' shares; empty draws each row once
 
     @property
     def window_size(self) -> int:
@@ -75,7 +77,7 @@ def _permutation(order: Order, epoch: int) -> np.ndarray:
     generator = np.random.default_rng([order.seed, epoch])
     if order.strategy == "balanced":
         return _balanced(order, generator)
-    rows = generator.permutation(order.num_rows)
+    rows = generator.permutation(order.num_rows if order.files is None else _mixed(order, epoch))
     if order.strategy == "random":
         return rows
     if order.lengths is None:
@@ -103,6 +105,25 @@ def _balanced(order: Order, generator: np.random.Generator) -> np.ndarray:
         rounds = [generator.permutation(rows_of_class) for _ in range(ceil(quota / len(rows_of_class)))]
         rows.append(np.concatenate([rows_of_class[:0], *rounds])[:quota])
     return generator.permutation(np.concatenate(rows))
+
+
+def shares(num_rows: int, mix: Sequence[float]) -> list[int]:
+    """Returns how many of an epoch's rows each file has: its share, to within a row."""
+    ends = np.cumsum(np.array(mix) / max(mix))
+    counts: list[int] = np.diff(np.rint(ends / ends[-1] * num_rows).astype(int), prepend=0).tolist()
+    return counts
+
+
+def _mixed(order: Order, epoch: int) -> np.ndarray:
+    """Returns the rows of an epoch, by file: cuts of each file's endless sequence of shuffled passes."""
+    rows = []
+    for file, quota in enumerate(shares(order.num_rows, order.mix)):
+        members = np.flatnonzero(order.files == file)
+        first, start = divmod(epoch * quota, len(members))
+        passes = range(first, first + ceil((start + quota) / len(members)))
+        dealt = [np.random.default_rng([order.seed, number, file + 1]).permutation(members) for number in passes]
+        rows.append(np.concatenate([members[:0], *dealt])[start : start + quota])
+    return np.concatenate(rows)
 
 
 class WindowSampler(Sampler[list[int]]):

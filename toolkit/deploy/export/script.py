@@ -108,8 +108,8 @@ def _script(template: str, cfg: Config, task: Task, model: Any, processor: Proce
 
 
 def _dialect(data: DataConfig) -> Mapping[str, Any]:
-    """Returns how the script reads tables: like the run's training file if that can still be read."""
-    reading, file = Reading.of(data), expanded(data.train_file or "")
+    """Returns how the script reads tables: like the run's (first) training file if that can still be read."""
+    reading, file = Reading.of(data), expanded((*data.files("train_file"), "")[0])
     if file.suffix.lower() in USUAL and file.is_file():
         with suppress(DataError):
             reading = recognise(file, reading)

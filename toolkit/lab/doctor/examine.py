@@ -97,7 +97,7 @@ def _histograms(cfg: Config, task: Task, train: Part, prints: list[Any]) -> Iter
 
 def _bad_rows(subject: Subject) -> Iterator[Finding]:
     """Yields the unusable rows."""
-    for name, table in subject.rows.tables.items():
+    for name, table in ((name, file) for name, whole in subject.rows.tables.items() for file in whole.files):
         if table.bad:
             rows = [{"split": name, "file": table.source, "row": bad.number, "reason": bad.reason} for bad in table.bad]
             said = f"{counted(len(rows), 'row')} of {table.source} cannot be used: {table.bad[0].reason}."

@@ -14,7 +14,7 @@ from toolkit.data.columns import used_columns
 from toolkit.data.findings import FEW_EXAMPLES, RowFindings, listed
 from toolkit.data.keys import Keys, near_equal
 from toolkit.data.loading import CheckedRows
-from toolkit.data.table import NUMBER
+from toolkit.data.table import FILE, NUMBER, row_names
 from toolkit.lab.init.profile import Profile
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ class Part:
     """The rows of a split."""
 
     name: str  # name of the split
-    file: str  # their file, for messages
+    files: Sequence[str]  # the file of each row, for messages
     rows: datasets.Dataset  # the checked rows
     numbers: np.ndarray  # `[rows]` number of each row in its file
     keys: Keys  # digests of the rows
 
     def place(self, row: int) -> dict[str, Any]:
         """Returns where a row is, as a JSON object."""
-        return {"split": self.name, "file": self.file, "row": int(self.numbers[row])}
+        return {"split": self.name, "file": self.files[row], "row": int(self.numbers[row])}
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,10 @@ def parts_of(checked: CheckedRows) -> list[Part]:
     parts = []
     for name, rows in checked.splits.items():
         table = checked.tables[name if name in checked.tables else "train"]
-        numbers, every = np.asarray(rows[NUMBER][:]), np.asarray(table.rows[NUMBER][:])
-        parts.append(Part(name, table.source, rows, numbers, table.keys.select(np.searchsorted(every, numbers))))
+        files = [table.parts.get(file, table).source for file in rows[FILE][:]]
+        place = {name: place for place, name in enumerate(row_names(table.rows))}
+        keys = table.keys.select(np.array([place[name] for name in row_names(rows)]))
+        parts.append(Part(name, files, rows, np.asarray(rows[NUMBER][:]), keys))
     return parts
 
 

@@ -88,7 +88,7 @@ def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = (),
     data = _data_settings(files, overrides)
     reading = list(file_guesses(data))
     data = replace(data, **{guess.key.removeprefix("data."): guess.value for guess in reading})
-    profile = profile_file(str(data.train_file), Reading.of(data))
+    profile = profile_file(data.files("train_file")[0], Reading.of(data))
     kind, columns = recognise(profile, recipe, given)
     languages, named = languages_of(profile, columns, kind.texts), given.get("model.name_or_path")
     if scratch and named:
@@ -230,7 +230,7 @@ def _from_rows(kind: Kind, sample: Sample, cfg: Config, rows: CheckedRows) -> It
     yield from limits
     if any(rows.bad_rows.values()):
         yield Guess(
-            "data.bad_rows", "skip", "; ".join(str(skipped(table)) for table in rows.tables.values() if table.bad)
+            "data.bad_rows", "skip", "; ".join(str(skipped(table)) for table in rows.tables["train"].files if table.bad)
         )
     longest = max((guess.value for guess in limits if "length" in guess.key or "block" in guess.key), default=0)
     adapters = sample.given.get("model.peft.method", "none") != "none"

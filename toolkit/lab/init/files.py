@@ -29,7 +29,7 @@ _SENTENCE = 3
 
 def file_guesses(data: DataConfig) -> Iterator[Guess]:
     """Yields the guessed settings for reading the training file; raises DataError if the encoding is unknown."""
-    source, reading = str(data.train_file), Reading.of(data)
+    source, reading = data.files("train_file")[0], Reading.of(data)
     file = expanded(files_of(source)[0])
     if file.is_dir() or file.suffix.lower() in _BINARY:
         return

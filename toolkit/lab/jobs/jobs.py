@@ -259,7 +259,7 @@ def training_job(
         "versions": versions(),
         "hardware": _kind_of_machine(),
         "code": code,
-        "data": [digest_of(file) for file in (data.train_file, data.validation_file, data.test_file) if file],
+        "data": [digest_of(file) for file in data.files()],
         "model": model_files(cfg.model.name_or_path),
     }
 

@@ -129,7 +129,7 @@ class Search:
     def identity(self) -> dict[str, Any]:
         """Returns everything that trials of the same study have in common, as JSON values."""
         data, launch = self.cfg.data, self.request.launch
-        files = [digest_of(file) for file in (data.train_file, data.validation_file) if file]
+        files = [digest_of(file) for file in data.files("train_file", "validation_file")]
         found = {
             "recipe": self.request.recipe.name,
             "space": {each.key: asdict(each) for each in self.space},
