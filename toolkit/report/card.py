@@ -13,7 +13,7 @@ from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Task, limits_of
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.columns import used_columns
-from toolkit.data.findings import EARLIER
+from toolkit.data.loading import SPLITS
 from toolkit.document.render import line, table
 from toolkit.models.adapters import BASE
 from toolkit.report.scores import Scores, base_name
@@ -149,9 +149,9 @@ def _limits(card: Card) -> Iterator[str]:
 def _sources(data: DataConfig, facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """Yields name, source, number of rows and fingerprint of every set; of a file only its name."""
     for name, number in facts["num_rows"].items():
-        files = ", ".join(Path(file).name for file in data.files(f"{name}_file"))
-        split = "the run that the model comes from" if name == EARLIER else "split from the training rows"
-        source = data.dataset_name or files or split
+        files = data.files(f"{name}_file") if name in SPLITS else ["the run that the model comes from"]
+        names = ", ".join(Path(file).name for file in files)
+        source = data.dataset_name or names or "split from the training rows"
         fingerprint = str(facts.get("data_fingerprints", {}).get(name, ""))
         shown = fingerprint[:SHOWN_DIGITS] if re.fullmatch("[0-9a-f]{64}", fingerprint) else fingerprint
         yield name, source, f"{number:,}", shown
