@@ -78,7 +78,8 @@ def reader(tmp_path, monkeypatch) -> Path:
         for file in re.findall(r"_file: (\S+)", text):
             if not (tmp_path / file).exists():
                 (tmp_path / file).touch()
-    (tmp_path / "reviews.csv").write_bytes((ROOT / "recipes/data/reviews/train.csv").read_bytes())
+    for name in ("reviews", "old", "new"):
+        (tmp_path / f"{name}.csv").write_bytes((ROOT / "recipes/data/reviews/train.csv").read_bytes())
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

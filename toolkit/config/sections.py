@@ -171,7 +171,7 @@ class DataConfig:
 
     def files(self, *settings: str) -> list[str]:
         """Returns the data files of these settings, or of all; the training files may be a list."""
-        given = [getattr(self, name) for name in settings or DATA_FILES]
+        given = [getattr(self, name, None) for name in settings or DATA_FILES]
         return [file for value in given for file in (value if isinstance(value, list) else [value]) if file]
 
     @property

@@ -33,7 +33,7 @@ from toolkit.lab.init.guesses import Guess, evaluation, groups, speed, to_text, 
 from toolkit.lab.init.kinds import COLUMN, KINDS, Columns, Kind, Sample, is_text, languages_of
 from toolkit.lab.init.labels import SINGLE, can_be_label, merged
 from toolkit.lab.init.models import choose, from_scratch
-from toolkit.lab.init.profile import ColumnProfile, Profile, profile_file
+from toolkit.lab.init.profile import ColumnProfile, Profile, profile_files
 from toolkit.recipe import load_settings, load_task_type
 
 TEXT_ROLES = ("text", "source", "target", "context")
@@ -88,7 +88,7 @@ def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = (),
     data = _data_settings(files, overrides)
     reading = list(file_guesses(data))
     data = replace(data, **{guess.key.removeprefix("data."): guess.value for guess in reading})
-    profile = profile_file(data.files("train_file")[0], Reading.of(data))
+    profile = profile_files(data.files("train_file"), Reading.of(data))
     kind, columns = recognise(profile, recipe, given)
     languages, named = languages_of(profile, columns, kind.texts), given.get("model.name_or_path")
     if scratch and named:

@@ -17,11 +17,11 @@ from toolkit.config.sections import Config
 from toolkit.data.columns import roles, used_columns
 from toolkit.data.loading import CheckedRows, check_rows
 from toolkit.data.readers.raw import Reading
-from toolkit.data.sources import hub_rows, load_hub, read_rows
+from toolkit.data.sources import hub_rows, load_hub
 from toolkit.lab.init.draft import draft
 from toolkit.lab.init.guesses import COVERED, evenly, quantile, tokens
 from toolkit.lab.init.models import local_folder
-from toolkit.lab.init.profile import Profile, profile
+from toolkit.lab.init.profile import Profile, profile, profile_files
 
 if TYPE_CHECKING:
     import datasets
@@ -66,8 +66,7 @@ def subject(task_type: type[Task], cfg: Config) -> Subject:
     data, task = cfg.data, task_type(cfg)
     rows = check_rows(replace(cfg, data=replace(data, **LENIENT)), task)
     if data.dataset_name is None:
-        raw = (row for file in data.files("train_file") for row in read_rows(file, Reading.of(data)))
-        return Subject(cfg, task, rows, profile(", ".join(data.files("train_file")), raw))
+        return Subject(cfg, task, rows, profile_files(data.files("train_file"), Reading.of(data)))
     splits = load_hub(data.dataset_name, data.dataset_config_name, data.revision, offline_dir=cfg.offline_dir)
     return Subject(cfg, task, rows, profile(data.dataset_name, hub_rows(splits["train"])))
 

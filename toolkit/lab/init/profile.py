@@ -144,9 +144,9 @@ def profile(source: str, rows: Iterator[RawRow]) -> Profile:
     return Profile(source, len(readable), total, columns)
 
 
-def profile_file(source: str, reading: Reading = RECOGNISED) -> Profile:
-    """Returns the profile of a file or folder; raises DataError if it cannot be read, or has no rows."""
-    return profile(source, read_rows(source, reading))
+def profile_files(files: Sequence[str], reading: Reading = RECOGNISED) -> Profile:
+    """Returns the profile of files or folders; raises DataError if one cannot be read, or has no rows."""
+    return profile(", ".join(files), (row for file in files for row in read_rows(file, reading)))
 
 
 def is_empty(value: Any) -> bool:
