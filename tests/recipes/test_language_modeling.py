@@ -129,7 +129,9 @@ def test_blocks_cross_the_borders_of_preprocessing_batches(tmp_path):
     from datasets import Dataset
 
     tokenizer = new_tokenizer()
-    rows = Dataset.from_dict({"text": [f"{i} rain" for i in range(2500)], "_number": list(range(1, 2501))})
+    rows = Dataset.from_dict(
+        {"text": [f"{i} rain" for i in range(2500)], "_number": list(range(1, 2501)), "_file": [None] * 2500}
+    )
     task_type = load_task_type(ROOT / "recipes" / f"{TASK}.py")
     task = task_type(SimpleNamespace(task=task_type.Options(block_size=100)))
     blocks = tokenise(rows, task, tokenizer, labelled=True)
@@ -200,7 +202,9 @@ def masked_batches(workers, batch_size=4, epoch=0):
     tokenizer = new_tokenizer("masked")
     task_type = load_task_type(ROOT / "recipes" / f"{TASK}.py")
     task = task_type(SimpleNamespace(task=task_type.Options(objective="masked", block_size=8)))
-    rows = Dataset.from_dict({"text": TEXTS * 3, "_number": list(range(len(TEXTS) * 3))})
+    rows = Dataset.from_dict(
+        {"text": TEXTS * 3, "_number": list(range(len(TEXTS) * 3)), "_file": [None] * len(TEXTS) * 3}
+    )
     features = tokenise(rows, task, tokenizer, labelled=True)
     settings = SimpleNamespace(
         train=TrainConfig(per_device_train_batch_size=batch_size, dataloader_num_workers=workers),

@@ -56,7 +56,8 @@ def test_masks_do_not_widen_what_is_allowed(mask, monkeypatch):
 
     batch = {"inputs": {"x": torch.tensor([[1.0, 2.0, 3.0]])}, "row_ids": torch.tensor([0])}
     monkeypatch.setattr("toolkit.deploy.export.parity.evaluation_loader", lambda *_: [batch])
-    run = SimpleNamespace(model=Model(1.0), task=None, processor=None, cfg=None, mesh=None)
+    task = SimpleNamespace(forward=lambda model, batch: model(**batch["inputs"]))
+    run = SimpleNamespace(model=Model(1.0), task=task, processor=None, cfg=None, mesh=None)
     difference, largest, _ = compared(run, Model(2.0), SimpleNamespace(features=None))
     assert (difference, largest) == (2.0, 2.0)
     monkeypatch.setattr("toolkit.deploy.export.parity.OUTPUTS", ("start_logits",))
