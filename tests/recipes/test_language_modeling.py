@@ -197,7 +197,7 @@ def test_masks_follow_bert():
 def masked_batches(workers, batch_size=4, epoch=0):
     from datasets import Dataset
 
-    from toolkit.config.sections import EvalConfig, ParallelConfig, TrainConfig
+    from toolkit.config.sections import DataConfig, EvalConfig, ParallelConfig, TrainConfig
 
     tokenizer = new_tokenizer("masked")
     task_type = load_task_type(ROOT / "recipes" / f"{TASK}.py")
@@ -210,6 +210,7 @@ def masked_batches(workers, batch_size=4, epoch=0):
         train=TrainConfig(per_device_train_batch_size=batch_size, dataloader_num_workers=workers),
         eval=EvalConfig(per_device_eval_batch_size=batch_size),
         parallel=ParallelConfig(),
+        data=DataConfig(),
         seed=3,
     )
     loader, sampler = training_loader(features, task, tokenizer, settings, Mesh())
