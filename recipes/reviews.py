@@ -40,7 +40,7 @@ from toolkit.main import main
 from toolkit.metrics.score import Score
 from toolkit.modalities.mixing import mixed, mixes
 from toolkit.modalities.options import AudioOptions, ImageOptions
-from toolkit.modalities.text import pooled
+from toolkit.modalities.text import POOLINGS, pooled
 from toolkit.tasks.labels import map_problems
 from toolkit.tasks.records import LazyRecords
 
@@ -433,7 +433,7 @@ class Reviews(Task):
         several = [f"{each}_{name}" for each in answers for name in numbers] if len(numbers) > 1 else answers
         scales = self.state.get("scales") or {}
         return {
-            "windows": self.options.long_texts == "windows",
+            "windows": self.options.long_texts == "windows" and POOLINGS[self.options.pooling],
             "pair": bool(self.pairs),
             "single": self.head.has_classes,
             "numbers": numbers,

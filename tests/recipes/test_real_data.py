@@ -29,6 +29,8 @@ def minilm() -> Path:
     ("task", "name", "data", "metric", "least"),
     [
         ("reviews", "customer_reviews", "customer_reviews/{}.csv", "eval_accuracy", 0.87),
+        ("reviews", "sick_entailment", "sick/{}.tsv", "eval_accuracy", 0.84),
+        ("reviews", "sick_relatedness", "sick/{}.tsv", "eval_pearson", 0.86),
         ("qa", "agxqa", "agxqa/{}.json", "eval_f1", 0.28),
     ],
 )

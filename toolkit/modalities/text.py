@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
@@ -400,22 +400,19 @@ def pooled(model: nn.Module, inputs: Mapping[str, torch.Tensor], pooling: str) -
     Args:
         model: a classifier; called once, with the windows of all rows `[R, T]`.
         inputs: `[B, W, T]` each; windows without a token are skipped.
-        pooling: name of a function in `POOLINGS`.
+        pooling: a name in `POOLINGS`.
     """
+    import torch
     from transformers.modeling_outputs import SequenceClassifierOutput
 
     own, real = windows_of(inputs)
-    logits = model(**own).logits
-    windows = logits.new_zeros(*real.shape, logits.shape[-1])
-    windows[real] = logits
-    return SequenceClassifierOutput(logits=POOLINGS[pooling](windows, real.unsqueeze(-1)))
+    rows = model(**own).logits.split(real.sum(1).tolist())
+    pool = getattr(torch, POOLINGS[pooling])
+    return SequenceClassifierOutput(logits=torch.stack([pool(windows, 0) for windows in rows]))
 
 
-POOLINGS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "mean": lambda windows, real: windows.sum(1) / real.sum(1),
-    "max": lambda windows, real: windows.masked_fill(~real, -math.inf).amax(1),
-}
-"""Functions that turn the logits of windows `[B, W, N]`, of which some are real `[B, W, 1]`, into those of rows."""
+POOLINGS = {"mean": "mean", "max": "amax"}
+"""Functions of torch, and of NumPy, that turn the logits of a row's windows `[W, N]` into those of the row."""
 
 
 def shown(text: str) -> str:
