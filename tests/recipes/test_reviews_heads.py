@@ -6,17 +6,22 @@ import csv
 import json
 import random
 from pathlib import Path
+from typing import get_args, get_type_hints
 
+import numpy as np
 import pair_runs
 import pytest
+import torch
 from commands import run_command
 from exports import assert_equal_answers, exported, write_rows
 from launching import fork
-from runs import FLOAT64, SGD, assert_splits_agree, lines, train, weights
+from runs import FLOAT64, ROOT, SGD, assert_splits_agree, lines, train, weights
 from tolerances import float32_tolerance
 from transformers import AutoTokenizer
 
 from toolkit.base.errors import ConfigError, DataError
+from toolkit.modalities.text import POOLINGS
+from toolkit.recipe import load_task_type
 from toolkit.tasks.heads.single_label import SingleLabel
 
 LABELS = {
@@ -198,3 +203,9 @@ def test_exports_read_windows_too(kind, pooling, rows, tmp_path):
 def test_rows_without_classes_cannot_be_balanced(rows, tmp_path):
     with pytest.raises(ConfigError, match=r"received 'balanced', .*no classes"):
         train("reviews", tmp_path / "run", *rows("regression"), "train.train_sampling_strategy=balanced")
+
+
+def test_each_pooling_of_the_settings_is_a_function_of_torch_and_numpy():
+    names = get_args(get_type_hints(load_task_type(ROOT / "recipes" / "reviews.py").Options)["pooling"])
+    assert set(names) == set(POOLINGS)
+    assert all(hasattr(library, POOLINGS[name]) for name in names for library in (torch, np))

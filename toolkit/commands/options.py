@@ -57,7 +57,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def number_where(fits: Callable[[float], bool], meaning: str) -> Callable[[str], float]:
-    """Returns an argparse `type` for finite numbers that fit, with the meaning of that for the error."""
+    """Returns an argparse `type` for finite numbers that fit; errors say what they must be."""
 
     def number(text: str) -> float:
         try:

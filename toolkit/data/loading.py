@@ -52,7 +52,7 @@ class CheckedRows:
 def load_rows(cfg: Config, task: Task, accelerator: Accelerator, sample: int | None = None) -> CheckedRows:
     """Reads, checks and splits the run's rows, and lets the task learn its labels from the training rows.
 
-    The first process of each node reads, the others use its cache. A `sample` is so many training rows and no others.
+    The first process of each node reads, the others use its cache. With `sample`, only so many training rows are read.
 
     Raises:
         DataError: for files or rows that cannot be used.

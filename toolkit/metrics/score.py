@@ -60,7 +60,7 @@ PREFIXES = ("", "eval_", "test_", "ensemble_")
 
 @dataclass(frozen=True)
 class Score:
-    """A metric."""
+    """A metric of predictions."""
 
     name: str  # without the prefix of an evaluation set
     greater_is_better: bool = True

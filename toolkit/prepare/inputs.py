@@ -110,7 +110,7 @@ def read_inputs(
     """Reads the model's configuration and the rows, and preprocesses them; the same on every process.
 
     The task learns its labels. The first process of each node reads, the others use its cache. The claimed folder gets
-    a new processor, and may have the checkpoint to resume from. A `sample` is so many training rows and no others.
+    a new processor, and may have the checkpoint to resume from. With `sample`, only so many training rows are read.
 
     Raises:
         ConfigError: if settings, model and task do not fit together; lists all problems.
