@@ -152,7 +152,7 @@ NEWCOMERS = {
     "tickets": Newcomer(
         tickets(), "tickets.csv", "reviews", "text", {"id": same("Ticket ID")}, same("Category"), 4,
         ("data.id_column=Ticket ID", "data.strip_html=true"),
-        ("Subject\n", "group_column: Customer", "text: Body", "label: Category"),
+        ("group_column: Customer", 'text: "{Subject}\\n{Body}"', "label: Category"),
         delimiter=";", encoding="utf-8-sig",
     ),
     "chats": Newcomer(
