@@ -339,7 +339,7 @@ class Reviews(Task):
         if self.pairs:
             from toolkit.modalities import text
 
-            return text.preprocess(rows["text"], processor, self.options, rows[PAIR]) | own
+            return text.encode(processor, self.options, rows["text"], rows[PAIR]) | own
         return self.inputs.preprocess(rows[self.modality], processor, self.options) | own
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:

@@ -279,19 +279,21 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     return too_long(config, options)
 
 
-def preprocess(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options: Any, pairs: Sequence[str] | None = None
-) -> dict[str, list[Any]]:
+def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options: Any) -> dict[str, list[Any]]:
+    """Tokenises single texts, see `encode`."""
+    return encode(tokenizer, options, texts)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[str]) -> dict[str, list[Any]]:
     """Tokenises texts, or pairs of texts, to at most as many tokens as the task's limit of `input`.
 
     Longer ones are truncated, pairs as `options.truncation` says; if `options.long_texts` is "windows", the model's
     inputs are a list of windows per text, of which neighbours share `options.stride` tokens.
 
     Args:
-        texts: the texts, or the first ones of pairs.
         tokenizer: a fast tokenizer.
         options: the task's options, with the limit (see `limits_of`).
-        pairs: the second texts, or None.
+        *texts: the texts or, for pairs, all first texts and all second texts.
 
     Returns:
         The model's inputs, `length` (tokens, of all windows), and `truncated_input` or `tokens`, those of the text.
@@ -302,17 +304,16 @@ def preprocess(
         InputError: if the tokenizer puts nothing between the texts of a pair.
     """
     special = tokenizer.num_special_tokens_to_add
-    if pairs is not None and special(pair=True) == special(pair=False):
+    if len(texts) > 1 and special(pair=True) == special(pair=False):
         raise InputError(
             "model.name_or_path: the tokenizer puts nothing between the texts of a pair, as GPT-2's; join them by a "
             'template instead: data.columns.text: "{first}\\n{second}"'
         )
     limit, windows = _longest_input(options), getattr(options, "long_texts", None) == "windows"
-    truncation = True if pairs is None else options.truncation
-    given = [list(each) for each in (texts, pairs) if each is not None]
+    truncation = True if len(texts) == 1 else getattr(options, "truncation", True)
     call = partial(encode_with_overflow, tokenizer, stride=options.stride) if windows else tokenizer
     try:
-        encoded = call(*given, truncation=truncation, max_length=limit)
+        encoded = call(*map(list, texts), truncation=truncation, max_length=limit)
     except Exception as error:  # the library has no class of its own for this
         if "Truncation error" not in str(error):
             raise
