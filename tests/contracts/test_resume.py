@@ -252,7 +252,9 @@ def test_kill_9_three_times_on_two_processes(tmp_path):
         run.wait(60)
     run = start(tmp_path / "parts", log, *LONG, "engine=trainer", "checkpoint.resume=auto", processes=2)
     assert run.wait(200) == 0, log.read_text()
-    assert log.read_text().count("resuming from ") == len(steps), log.read_text()
+    # On a busy machine, the first kill may come before the first checkpoint is complete.
+    resumed, anew = (log.read_text().count(what) for what in ("resuming from ", "but no checkpoint; starting"))
+    assert resumed + anew == len(steps) and resumed > 1, log.read_text()
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
 
