@@ -305,9 +305,15 @@ def test_a_small_run_leaves_out_what_it_must_not_do(words, tmp_path):
             assert cfg.tracking.report_to == []
 
 
-@pytest.mark.parametrize(("unpadded", "left_out"), [("auto", set()), ("true", {"pipeline=2"})])
-def test_strategies_that_the_settings_exclude_are_not_certified(unpadded, left_out):
-    recipe = ROOT / "recipes/language_modeling.py"
-    config = ROOT / "recipes/configs/language_modeling/smoke.yaml"
-    cfg = load_settings(load_task_type(recipe), config, [f"train.unpadded={unpadded}"]).config
-    assert {"fsdp=2", "zero_stage=1", "tensor=2", "pipeline=2"} - {*strategies_of(cfg)} == left_out
+@pytest.mark.parametrize(
+    ("recipe", "setting", "left_out"),
+    [
+        ("language_modeling", "train.unpadded=auto", set()),
+        ("language_modeling", "train.unpadded=true", {"pipeline=2"}),
+        ("reviews", "task.long_texts=windows", {"pipeline=2"}),
+    ],
+)
+def test_strategies_that_the_settings_exclude_are_not_certified(recipe, setting, left_out):
+    task_type = load_task_type(ROOT / "recipes" / f"{recipe}.py")
+    cfg = load_settings(task_type, ROOT / f"recipes/configs/{recipe}/smoke.yaml", [setting]).config
+    assert {"fsdp=2", "zero_stage=1", "tensor=2", "pipeline=2"} - {*strategies_of(cfg, task_type(cfg))} == left_out

@@ -63,7 +63,7 @@ def certify(
         rows=rows,
         kill_at=kill_at,
         kill_after=random.uniform(1.2, 1.9),  # in the second epoch, which has another row order
-        strategies=strategies or strategies_of(request.cfg),
+        strategies=strategies or strategies_of(request.cfg, request.task_type(request.cfg)),
     )
     chosen = [promise for name, promise in load_promises().items() if name in names]
     trainings = [training for promise in chosen for training in promise.trainings(experiment)]

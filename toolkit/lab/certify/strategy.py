@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.base.run_folder import RunFolder
 from toolkit.checks.rules import RULES
@@ -54,8 +55,8 @@ def parse(text: str) -> dict[str, int | str]:
     return found
 
 
-def strategies_of(cfg: Config) -> list[str]:
-    """Returns the strategies on two processes that a model and its optimizer allow."""
+def strategies_of(cfg: Config, task: Task) -> list[str]:
+    """Returns the strategies on two processes that a model, its task and its optimizer allow."""
     reset: dict[str, Any] = {name: getattr(TrainConfig(), name) for name in NOT_CERTIFIED}
     train = replace(cfg.train, **reset, mixed_precision="no", gradient_accumulation_steps=WINDOW)
 
@@ -66,7 +67,7 @@ def strategies_of(cfg: Config) -> list[str]:
     config = load_model_config(source_of(cfg))
     found = ["fsdp=2", "zero_stage=1"]
     found += [] if plan_problems(config, 2) else ["tensor=2"]
-    found += [] if stage_problems(config, 2, 1) else ["pipeline=2"]
+    found += [] if task.has("forward") or stage_problems(config, 2, 1) else ["pipeline=2"]
     without = excluded()
     return [text for text in found if excluded(**parse(text)) <= without]
 
