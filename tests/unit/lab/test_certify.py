@@ -26,7 +26,7 @@ from toolkit.lab.certify import promises as ranks
 from toolkit.lab.certify import promises as resume
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN, Certificates
 from toolkit.lab.certify.strategy import strategies_of
-from toolkit.lab.certify.trainings import Training, check_trainings, outcome_file
+from toolkit.lab.certify.trainings import Experiment, Training, check_trainings, outcome_file
 from toolkit.lab.jobs.jobs import Launch
 from toolkit.lab.tool import Request
 from toolkit.recipe import load_settings, load_task_type
@@ -317,3 +317,11 @@ def test_strategies_that_the_settings_exclude_are_not_certified(recipe, setting,
     task_type = load_task_type(ROOT / "recipes" / f"{recipe}.py")
     cfg = load_settings(task_type, ROOT / f"recipes/configs/{recipe}/smoke.yaml", [setting]).config
     assert {"fsdp=2", "zero_stage=1", "tensor=2", "pipeline=2"} - {*strategies_of(cfg, task_type(cfg))} == left_out
+
+
+@pytest.mark.parametrize(("long_texts", "compared"), [("truncate", True), ("windows", False)])
+def test_a_task_with_its_own_forward_pass_is_not_compared_with_the_plain_trainer(long_texts, compared):
+    recipe, config = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
+    cfg = load_settings(load_task_type(recipe), config, [f"task.long_texts={long_texts}"]).config
+    made = Experiment(str(recipe), str(config), [], cfg, rows=16, kill_at=None, kill_after=1.5)
+    assert any(training.plain for training in promises()["loss-scale"].trainings(made)) == compared

@@ -84,6 +84,11 @@ class Experiment:
         given = data.validation_file or data.test_file or data.dataset_name
         return bool(data.validation_split != 0 or data.test_split or given)
 
+    @property
+    def own_forward(self) -> bool:
+        """Whether the task has a forward pass of its own, which the plain Trainer does not have."""
+        return load_task_type(self.recipe)(self.cfg).has("forward")
+
     def settings(self) -> list[str]:
         """Returns the overrides that reduce the user's run to two epochs on `rows` rows, without side effects."""
         train, data = self.cfg.train, self.cfg.data
