@@ -128,12 +128,10 @@ class LanguageModeling(Task):
     def schema(self) -> datasets.Features:
         from datasets import Features, List, Value
 
-        from toolkit.data.columns import used_columns
-
         if self.options.data_format == "messages":
             messages = List({"role": Value("string"), "content": Value("string")})
             return Features(messages=messages, ignored=Value("int64"))
-        return Features(dict.fromkeys(used_columns(self), Value("string")))
+        return Features(dict.fromkeys(self.read_columns(), Value("string")))
 
     def check_row(self, row: Row, labelled: bool) -> Row:
         if self.options.data_format == "messages":
@@ -240,8 +238,6 @@ class LanguageModeling(Task):
         return found
 
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
-        from toolkit.data.columns import used_columns
-
         sums = dict(predictions)
         ids = sums.pop("ids", None)
 
@@ -249,7 +245,7 @@ class LanguageModeling(Task):
             scored = blocks.scored_documents(sums, data.features, len(data.rows))
             for i, (row, scores) in enumerate(zip(data.rows, scored, strict=True)):
                 answer = {} if ids is None else {"prediction": seq2seq.decode(ids[i : i + 1], data.processor)[0]}
-                yield {name: row[name] for name in used_columns(self)} | answer | scores
+                yield {name: row[name] for name in self.read_columns()} | answer | scores
 
         return LazyRecords(records)
 

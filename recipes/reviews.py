@@ -40,7 +40,7 @@ from toolkit.main import main
 from toolkit.metrics.score import Score
 from toolkit.modalities.mixing import mixed, mixes
 from toolkit.modalities.options import AudioOptions, ImageOptions
-from toolkit.modalities.text import POOLINGS, pooled
+from toolkit.modalities.text import POOLINGS, encode, pooled
 from toolkit.tasks.labels import map_problems
 from toolkit.tasks.records import LazyRecords
 
@@ -337,9 +337,7 @@ class Reviews(Task):
         targets = [self.head.target(label if labelled else None) for label in rows["label"]]
         own: dict[str, list[Any]] = {"label": targets} | ({"weight": [*rows["weight"]]} if "weight" in rows else {})
         if self.pairs:
-            from toolkit.modalities import text
-
-            return text.encode(processor, self.options, rows["text"], rows[PAIR]) | own
+            return encode(processor, self.options, rows["text"], rows[PAIR]) | own
         return self.inputs.preprocess(rows[self.modality], processor, self.options) | own
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:

@@ -61,14 +61,9 @@ def unused_columns(present: Iterable[str], task: Task, columns: Mapping[str, str
     return [name for name in present if name not in used]
 
 
-def used_columns(task: Task) -> dict[str, Column]:
-    """Returns the columns that the task reads with its options and state, by the toolkit's names."""
-    return task.read_columns()
-
-
 def roles(task: Task, columns: Mapping[str, str]) -> dict[str, str]:
     """Returns the task's name of each column of a source that it reads; several are one text in a template."""
-    return {part: name for name in used_columns(task) for part in parts_of(columns.get(name, name))}
+    return {part: name for name in task.read_columns() for part in parts_of(columns.get(name, name))}
 
 
 def value_in(values: Mapping[str, Any], given: str) -> Any:
@@ -108,7 +103,7 @@ def columns_in(source: Source, task: Task, columns: Mapping[str, str]) -> Mappin
         return {}
     if not isinstance(source, str | Path) or Path(source).suffix.lower() != ".txt" or aligned_files(str(source)):
         return columns
-    inputs = {name: column for name, column in used_columns(task).items() if not column.label}
+    inputs = {name: column for name, column in task.read_columns().items() if not column.label}
     needed = [name for name, column in inputs.items() if column.required] or list(inputs)[:1]
     is_line = len(needed) == 1 and not is_template(columns.get(needed[0], ""))
     return {needed[0]: LINE} if is_line else columns
@@ -117,7 +112,7 @@ def columns_in(source: Source, task: Task, columns: Mapping[str, str]) -> Mappin
 def require_columns(source: str, present: list[str], task: Task, columns: Mapping[str, str], labelled: bool) -> None:
     """Raises DataError that names each missing column that is needed, or named by the user."""
     missing = {}
-    known = used_columns(task)
+    known = task.read_columns()
     used = roles(task, columns)
     free = [theirs for theirs in present if theirs not in used] or present
     for name, column in known.items():

@@ -32,7 +32,6 @@ from toolkit.data.columns import (
     is_needed,
     is_ragged,
     require_present,
-    used_columns,
     value_in,
 )
 from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys
@@ -133,7 +132,7 @@ def check_raw(
     if raw.reason or raw.values is None:
         raise BadRow(raw.reason)
     row: Row = {}
-    for name, column in used_columns(task).items():
+    for name, column in task.read_columns().items():
         given = columns.get(name, name)
         value = value_in(raw.values, given) if labelled or not column.label else None
         if is_needed(column, labelled) and (value is None or (isinstance(value, str) and not value.strip())):
@@ -383,7 +382,7 @@ def split_bad(built: datasets.Dataset, source: RowSource) -> Table:
 def _cache_key(
     source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool, features: datasets.Features
 ) -> str:
-    with_files = any(each.file for each in used_columns(task).values())
+    with_files = any(each.file for each in task.read_columns().values())
     # Rows that refer to files hold absolute paths, so the same table in another folder needs another key.
     folder = str((source.folder, source.copies)) if with_files else None
     tools = decoders() if with_files else None

@@ -22,7 +22,7 @@ from toolkit.config.fields import Column
 from toolkit.config.messages import join
 from toolkit.config.paths import sheet_of
 from toolkit.config.templates import escaped, is_template, parts_of
-from toolkit.data.columns import LONG_NAME, columns_of, roles, used_columns
+from toolkit.data.columns import LONG_NAME, columns_of, roles
 from toolkit.data.readers import RawRow, not_text
 from toolkit.data.readers.delimited import DELIMITERS, recognise
 from toolkit.data.readers.encodings import UTF_8
@@ -102,7 +102,7 @@ def columns_for(file: str, task: Task, columns: Mapping[str, str], reading: Read
 
 def needed_columns(task: Task) -> dict[str, Column]:
     """Returns the columns that a row needs for a prediction; of several that may replace each other, the first."""
-    given = {name: column for name, column in used_columns(task).items() if not column.label}
+    given = {name: column for name, column in task.read_columns().items() if not column.label}
     required = {name: column for name, column in given.items() if column.required}
     return required or dict(islice(given.items(), 1))
 

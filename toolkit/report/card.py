@@ -12,7 +12,6 @@ from toolkit import modalities
 from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Task, limits_of
 from toolkit.config.sections import Config, DataConfig
-from toolkit.data.columns import used_columns
 from toolkit.data.loading import SPLITS
 from toolkit.document.render import line, table
 from toolkit.models.adapters import BASE
@@ -120,7 +119,7 @@ def _usage(card: Card) -> str:
 
 def _use(task: Task) -> str:
     """Describes inputs and predictions of the model in the words of the task's columns."""
-    columns = used_columns(task)
+    columns = task.read_columns()
     inputs = "; ".join(column.help for column in columns.values() if not column.label)
     labels = "; ".join(column.help for column in columns.values() if column.label)
     output = f" Output: {labels}." if labels else ""

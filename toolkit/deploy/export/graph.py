@@ -107,7 +107,7 @@ class _AfterEncoder(nn.Module):
 def _repeated(batch: Batch) -> dict[str, Tensor]:
     """Returns the tensors of a batch, with at least `LEAST` rows."""
     tensors = {name: each for name, each in batch["inputs"].items() if isinstance(each, Tensor)}
-    if "input_ids" in tensors and tensors["input_ids"].dim() > LEAST:
+    if "input_ids" in tensors and tensors["input_ids"].dim() == 3:  # rows of windows
         tensors, _ = windows_of(tensors)
     inputs = {name: each if len(each) >= LEAST else each.repeat(LEAST, *[1] * (each.dim() - 1))
               for name, each in tensors.items()}  # fmt: skip

@@ -16,7 +16,7 @@ from toolkit.base.errors import DataError
 from toolkit.config.fields import Column
 from toolkit.config.messages import did_you_mean
 from toolkit.config.templates import is_template, parts_of
-from toolkit.data.columns import is_needed, roles, used_columns
+from toolkit.data.columns import is_needed, roles
 from toolkit.data.readers.raw import Reading
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Columns:
     @property
     def given(self) -> dict[str, Column]:
         """Those columns, by their names in the rows."""
-        columns = used_columns(self.task)
+        columns = self.task.read_columns()
         return {name: columns[own] for name, own in self.own.items()}
 
     @property

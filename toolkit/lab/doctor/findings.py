@@ -10,7 +10,6 @@ import numpy as np
 
 from toolkit.api.task import Task
 from toolkit.base.console import counted
-from toolkit.data.columns import used_columns
 from toolkit.data.findings import FEW_EXAMPLES, RowFindings, listed
 from toolkit.data.keys import Keys, near_equal
 from toolkit.data.loading import CheckedRows
@@ -70,7 +69,7 @@ def parts_of(checked: CheckedRows) -> list[Part]:
 
 def input_columns(task: Task) -> list[str]:
     """Returns the columns of checked rows that the task predicts from."""
-    used = used_columns(task)
+    used = task.read_columns()
     return [name for name in task.schema() if name in used and not used[name].label and not used[name].key]
 
 

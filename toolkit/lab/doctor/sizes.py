@@ -13,7 +13,6 @@ from toolkit.api.task import Task
 from toolkit.base.console import counted, format_value
 from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
-from toolkit.data.columns import used_columns
 from toolkit.lab.doctor.duplicates import Print, plain
 from toolkit.lab.doctor.findings import Finding, Part, input_columns
 from toolkit.lab.init.guesses import tokens
@@ -67,7 +66,7 @@ def text_columns(task: Task) -> list[str]:
     """Returns the columns with texts, those of the labels included."""
     import datasets
 
-    used, schema = used_columns(task), task.schema()
+    used, schema = task.read_columns(), task.schema()
     named = task.has("label_counts")
     found = [name for name in input_columns(task) if not used[name].file]
     targets = [
@@ -156,7 +155,7 @@ def _far(values: np.ndarray, least: float = 0.0) -> tuple[float, float, np.ndarr
 
 def number_outliers(task: Task, parts: Sequence[Part]) -> Iterator[Finding]:
     """Yields the rows whose number to predict is far from the others."""
-    for name, column in used_columns(task).items():
+    for name, column in task.read_columns().items():
         if not column.label or name not in task.schema():
             continue
         rows = [(part, row, value) for part in parts for row, value in enumerate(part.rows[name][:])]

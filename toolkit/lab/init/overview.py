@@ -14,7 +14,7 @@ from toolkit.base.console import shorten
 from toolkit.config.keys import to_yaml
 from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
-from toolkit.data.columns import roles, used_columns
+from toolkit.data.columns import roles
 from toolkit.data.loading import CheckedRows, check_rows
 from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import hub_rows, load_hub
@@ -148,7 +148,7 @@ def _labels(labels: Mapping[str, Mapping[str, int]]) -> Table:
 
 def _numbers(task: Task, rows: datasets.Dataset) -> str | None:
     """Returns the range of a numeric target column, or None if there is none."""
-    for name, column in used_columns(task).items():
+    for name, column in task.read_columns().items():
         values = rows[name][:] if column.label and name in rows.column_names else []
         found = [number for value in values if isinstance(value, list) for number in value if isinstance(number, float)]
         if found:
@@ -162,7 +162,7 @@ def _texts(task: Task, rows: CheckedRows) -> dict[str, list[str]]:
 
     train, schema = rows.splits["train"], task.schema()
     found = {}
-    for name, column in used_columns(task).items():
+    for name, column in task.read_columns().items():
         is_name = column.file or (column.label and rows.findings.labels)
         if not is_name and schema.get(name) == datasets.Value("string"):
             texts = [text for text in train[name][:] if text]
@@ -214,7 +214,7 @@ def limit_of(task: Task, column: str, texts: Sequence[str]) -> str | None:
 
 def _examples(task: Task, rows: datasets.Dataset) -> str:
     """Returns a few evenly spaced rows."""
-    names = [name for name in task.schema() if name in used_columns(task)]
+    names = [name for name in task.schema() if name in task.read_columns()]
     lines = ["Examples:"]
     for place in evenly(range(len(rows)), NUM_EXAMPLES):
         row = rows[place]
