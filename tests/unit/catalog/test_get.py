@@ -377,9 +377,9 @@ def test_what_is_damaged_or_something_else_is_named_and_left_as_it_is(mirror, tm
 
 def test_a_folder_with_the_known_content_is_complete_without_its_note(real_data, tmp_path):
     lines: list[str] = []
-    shutil.copytree(real_data / "agxqa", tmp_path / "agxqa", copy_function=shutil.copyfile)
-    (tmp_path / "agxqa" / NOTE).unlink(missing_ok=True)
-    get_dataset("agxqa", tmp_path, tmp_path / "no-mirror", lines.append)
+    shutil.copytree(real_data / "customer_reviews", tmp_path / "customer_reviews", copy_function=shutil.copyfile)
+    (tmp_path / "customer_reviews" / NOTE).unlink(missing_ok=True)
+    get_dataset("customer_reviews", tmp_path, tmp_path / "no-mirror", lines.append)
     assert "is already complete; nothing to do" in lines[0]
 
 
