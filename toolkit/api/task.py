@@ -364,6 +364,13 @@ class Task(ABC):
         """
         return iter(())
 
+    def slices(self, rows: datasets.Dataset) -> Mapping[str, Sequence[float]]:
+        """Returns numbers of checked rows by name, such as lengths; the report scores the rows of each quarter.
+
+        Not called for a task that overrides `regroup`.
+        """
+        return {}
+
     def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[Section]:
         """Returns sections of the report about an evaluation set.
 

@@ -88,7 +88,11 @@ def frequent_errors(
         for kind, heard, expected in alignment(prediction, reference):
             if kind != "equal":
                 counts[kind][heard, expected] += 1
-    return [(kind, *pair, count) for kind, own in counts.items() for pair, count in own.most_common(most)]
+    return [
+        (kind, heard, expected, count)
+        for kind, own in counts.items()
+        for (heard, expected), count in own.most_common(most)
+    ]
 
 
 def _words(text: str) -> list[str]:
