@@ -59,6 +59,8 @@ class Task(ABC):
     """The task's columns by the toolkit's names."""
     modality: str
     """Name of the modality in `toolkit.modalities.MODALITIES` that builds the model's inputs."""
+    unit: str = "tokens"
+    """What lengths of inputs are counted in: `tokens`, or `samples` of audio; empty if all inputs have one size."""
     best_metric: str
     """The score that selects the best model, unless the YAML names another."""
     cfg: Config
