@@ -6,8 +6,10 @@ accelerate launch recipes/speech_recognition.py --config recipes/configs/speech_
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -50,6 +52,10 @@ if TYPE_CHECKING:
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
     from toolkit.metrics.score import Quality
+
+
+MOST_NAMED = 10
+"""Number of characters outside the vocabulary that are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +208,10 @@ class SpeechRecognition(Task):
             not labelled or self.speech.fits(label, clip, processor, self.options, self.state["steps"])
             for label, clip in zip(labels, rows["audio"], strict=True)
         ]
-        columns |= {"labels": labels, "language": languages, "example": list(range(len(labels)))}
+        unknown = [""] * len(labels)
+        if labelled and self.state["ctc"]:
+            unknown = [self.speech.unknown_characters(words, processor.tokenizer) for words in rows["text"]]
+        columns |= {"labels": labels, "language": languages, "unknown": unknown, "example": list(range(len(labels)))}
         return {
             name: [value for value, kept in zip(values, fits, strict=True) if kept] for name, values in columns.items()
         }
@@ -216,7 +225,12 @@ class SpeechRecognition(Task):
     def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
         from toolkit.modalities import audio
 
-        return audio.omissions(rows["audio"], self.options)
+        counts = Counter(chain.from_iterable(features["unknown"][:])).most_common(MOST_NAMED)
+        unknown = sum(map(len, features["unknown"]))
+        named = ", ".join(f"{letter!r} ({count})" for letter, count in counts)
+        total = sum(len(words or "") for words in rows["text"])
+        letters = Omission("characters unknown to the model's vocabulary", unknown, total, named)
+        return [letters, *audio.omissions(rows["audio"], self.options)]
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         inputs, lengths = self.speech.collate(features, processor, self.options, random)

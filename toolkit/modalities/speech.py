@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -458,9 +457,8 @@ def without_punctuation(words: str) -> str:
     return "".join(kept)
 
 
-def unknown_characters(texts: Sequence[str], tokenizer: Any) -> dict[str, int]:
-    """Returns the characters of transcripts that a CTC vocabulary lacks, with their counts, the most frequent first."""
-    counts = Counter("".join(texts).replace(" ", ""))
-    upper = getattr(tokenizer, "do_lower_case", False)
+def unknown_characters(words: str, tokenizer: Any) -> str:
+    """Returns the characters of a transcript that a CTC vocabulary lacks."""
     known = tokenizer.get_vocab()
-    return {each: count for each, count in counts.most_common() if (each.upper() if upper else each) not in known}
+    upper = getattr(tokenizer, "do_lower_case", False)  # the library's name for writing upper case
+    return "".join(each for each in words if each != " " and (each.upper() if upper else each) not in known)
