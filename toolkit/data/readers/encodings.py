@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -46,6 +47,20 @@ def open_text(file: Path, encoding: str, newline: str | None = None) -> TextIO:
     if encoding == UTF_8:
         return file.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
     return file.open(encoding=encoding, newline=newline)
+
+
+def decoded(content: bytes, given: str | None) -> str:
+    """Returns the text of a small file; bytes that are neither UTF-8 nor of the `given` encoding are as `open_text`'s.
+
+    Raises ValueError if it does not have the encoding of its byte-order mark.
+    """
+    if mark := next((mark for mark in _MARKS if content.startswith(mark)), None):
+        return content.decode(_MARKS[mark]).removeprefix("\ufeff")
+    with suppress(UnicodeError):
+        return content.decode()
+    with suppress(UnicodeError):
+        return content.decode(given or UTF_8)
+    return content.decode(errors="surrogateescape")
 
 
 def recognised_encoding(found: str, given: str | None) -> list[str]:
