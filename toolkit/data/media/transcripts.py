@@ -32,7 +32,7 @@ TEXT_NAMES = (
 """Usual names of columns with transcripts, the most usual first."""
 FOLDERS = ("clips", "wavs")
 """Folders beside a table that hold its recordings (Common Voice, LJSpeech)."""
-_TABLE, _LINES, _FILE = "metadata.csv", ".trans.txt", ".txt"
+METADATA, _LINES, _FILE = "metadata.csv", ".trans.txt", ".txt"
 _LIBRISPEECH = re.compile(r"(\d+)-\d+-\d+")
 Read = Callable[[str], bytes]
 """Returns the content of a file of the folder or archive."""
@@ -58,7 +58,7 @@ def transcript_files(names: Sequence[str], recordings: Mapping[str, Sequence[str
     return [
         name
         for name in names
-        if name.lower().endswith((f"/{_TABLE}", _LINES)) or name.lower() == _TABLE
+        if name.lower().endswith((f"/{METADATA}", _LINES)) or name.lower() == METADATA
         or (name in texts and texts[name].parent in with_texts and texts[name].stem.lower() not in ABOUT)
     ]  # fmt: skip
 
@@ -87,7 +87,7 @@ def read_transcripts(
 def _parts_of(name: str, text: str, recordings: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Entry]]:
     """Yields the entries of a file with the recordings that they are about."""
     folder = name[: name.rfind("/") + 1]
-    if name.lower().endswith(_TABLE):
+    if name.lower().endswith(METADATA):
         yield from _of_table(name, folder, text, recordings)
     elif name.lower().endswith(_LINES):
         for line in filter(str.strip, text.split("\n")):

@@ -245,6 +245,13 @@ def durations(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]
     return found
 
 
+def utterances(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
+    """Returns the length of recordings with transcripts, of which nothing may be cropped."""
+    limit, *others = durations(rows, model, options)
+    longest = max(clip["frames"] / clip["rate"] for clip in rows["audio"])
+    return [replace(limit, value=math.ceil(longest), reason=f"the longest recording has {longest:.3g} s"), *others]
+
+
 SMALL_SIDE, MOST_PIXELS = 48, 128
 """Side up to which images are enlarged, as a ResNet halves its input twice at the start; and that of large ones."""
 SAMPLED_IMAGES = 200

@@ -15,7 +15,20 @@ from typing import Any
 from toolkit.base.errors import InputError
 from toolkit.config.messages import join
 from toolkit.config.sections import DataConfig
-from toolkit.lab.init.guesses import Guess, Limits, answers, blocks, durations, pixels, spans, truncation, windows
+from toolkit.data.media.transcripts import TEXT_NAMES
+from toolkit.data.sources import is_files
+from toolkit.lab.init.guesses import (
+    Guess,
+    Limits,
+    answers,
+    blocks,
+    durations,
+    pixels,
+    spans,
+    truncation,
+    utterances,
+    windows,
+)
 from toolkit.lab.init.labels import MOST_WHOLE_CLASSES, REGRESSION, SINGLE, can_be_label, doubtful, is_flag, label_kind
 from toolkit.lab.init.models import LANGUAGES, Model, language_named, language_of
 from toolkit.lab.init.profile import FILES, OBJECT, OBJECTS, PRINTED, TEXT, TEXTS, ColumnProfile, Profile
@@ -413,7 +426,22 @@ def find_texts(pairs: bool) -> Find:
 
 
 _AUDIO = Role("audio", "file filename path", has_kind(FILES["audio"]), length)
-_TRANSCRIPT = Role("transcript", "transcription transcripts sentence utterance text", is_text)
+
+
+def is_transcript(column: ColumnProfile) -> bool:
+    """Whether a column holds transcripts, not labels: different texts of several words, or of any below usual names."""
+    if column.kind != TEXT or column.empty > len(column.values):
+        return False
+    named = {*_words(column.name), "".join(_words(column.name))} & {*_TRANSCRIPTS.split()}
+    if named and len(column.counts) > MOST_WHOLE_CLASSES:
+        return True
+    words = sum(len(str(value).split()) for value in column.values)
+    return not can_be_label(column) and (bool(named) or words >= 2 * len(column.values))
+
+
+_TRANSCRIPTS = " ".join(("transcripts", *TEXT_NAMES)).replace("_", "")
+_TRANSCRIPT = Role("text", _TRANSCRIPTS, is_transcript, length)
+_SPOKEN = Role("language", "locale lang sprache", lambda column: column.kind == TEXT and len(column.counts) > 1)
 _START = Role("start", "begin onset from anfang beginn xmin tmin t0", lambda column: bool(column.numbers))
 _END = Role("end", "stop finish to offset ende xmax tmax t1", lambda column: bool(column.numbers))
 _OTHER_PARTS = frozenset(
@@ -423,17 +451,26 @@ _OTHER_PARTS = frozenset(
 
 
 def find_clips(profile: Profile, given: Columns) -> Columns | None:
-    """Finds recordings, labels, and the seconds where clips begin and end.
+    """Finds recordings, labels, and the seconds where clips begin and end; raises InputError as `_with_parts`."""
+    return _with_parts(profile, given, roles(_AUDIO, _LABEL)(profile, given))
 
-    Raises InputError if these are in another form, or if the recordings have transcripts and no clear label.
+
+def find_speech(profile: Profile, given: Columns) -> Columns | None:
+    """Finds recordings, their transcripts, and the seconds where they begin and end, unless a column is a label.
+
+    Folders have names of classes only where transcripts are missing. Raises InputError as `_with_parts`.
     """
-    found, audio = roles(_AUDIO, _LABEL)(profile, given), _AUDIO.choose(profile.columns)
-    spoken = _TRANSCRIPT.choose(profile.columns)
-    if audio and spoken and not given and (found is None or _LABEL.named(profile.columns[found["label"]]) < 2):
-        raise InputError(
-            f"{profile.source}: {spoken} seems to hold transcripts of {audio}. No recipe transcribes speech; it can "
-            f"have a class, labels or numbers. Name the column to predict, if there is one: {COLUMN}label=COLUMN"
-        )
+    labels = [each for each in profile.columns.values() if _LABEL.named(each) == 2 and can_be_label(each)]
+    if "label" in given or (labels and not is_files(profile.source) and "text" not in given):
+        return None
+    found = _with_parts(profile, given, roles(_AUDIO, _TRANSCRIPT)(profile, given))
+    free = {name: column for name, column in profile.columns.items() if found and name not in found.values()}
+    spoken = _SPOKEN.choose(free)
+    return found if found is None or spoken is None else {"language": spoken} | found
+
+
+def _with_parts(profile: Profile, given: Columns, found: Columns | None) -> Columns | None:
+    """Adds the columns of where clips begin and end; raises InputError if these are in another form than seconds."""
     if found is None or {"start", "end"} & given.keys():
         return found
     free = {name: column for name, column in profile.columns.items() if name not in found.values()}
@@ -460,6 +497,12 @@ KINDS = (
         find=find_chats,
         limits=answers,
         settings=[data_format("messages")],
+    ),
+    Kind(
+        *("speech", "speech_recognition", "recordings with their transcripts"),
+        find=find_speech,
+        texts=("text",),
+        limits=utterances,
     ),
     Kind(
         *("audio", "reviews", "audio clips with a label"),
