@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -16,7 +18,7 @@ from toolkit.config.sections import Config
 from toolkit.lab.doctor.duplicates import Print, plain
 from toolkit.lab.doctor.findings import Finding, Part, input_columns
 from toolkit.lab.init.guesses import tokens
-from toolkit.lab.init.models import local_folder
+from toolkit.lab.init.models import language_of, local_folder
 from toolkit.lab.init.overview import limit_of, pairs_of
 
 BINS = 24
@@ -118,7 +120,12 @@ def lengths_of(task: Task, rows: Sequence[tuple[Part, int]], prints: Sequence[Pr
     """Returns the sizes of rows by what is measured; None where a file can no longer be read."""
     if prints:
         if "audio" in input_columns(task):
-            return {"length of audio in seconds": [each and each.size[0] for each in prints]}
+            lengths = {"length of audio in seconds": [each and each.size[0] for each in prints]}
+            for name in set(text_columns(task)) - set(input_columns(task)):
+                pairs = zip(prints, rows, strict=True)
+                pace = [each and len(part.rows[row][name] or "") / each.size[0] for each, (part, row) in pairs]
+                lengths[f"number of characters of {name} per second"] = pace
+            return lengths
         return {
             "size of the image in pixels": [each and each.size[0] * each.size[1] for each in prints],
             "width of the image divided by its height": [each and each.size[0] / each.size[1] for each in prints],
@@ -168,3 +175,61 @@ def number_outliers(task: Task, parts: Sequence[Part]) -> Iterator[Finding]:
                 said = f"{counted(len(far), 'row')} with an unusual {name} (half are from {low:.4g} to {high:.4g})."
                 found = [{**rows[i][0].place(rows[i][1]), "value": float(values[i])} for i in far]
                 yield Finding("outliers", len(far), said, found, {"measured": name})
+
+
+CLIPPED = 0.001
+"""Share of cut-off samples that can be heard."""
+
+
+def sounds(
+    parts: Sequence[Part], rows: Sequence[tuple[Part, int]], prints: Sequence[Print | None]
+) -> Iterator[Finding]:
+    """Yields the recordings that are silent or clipped; `prints` are of `rows`, which other rows may equal."""
+    silent = [None if each is None else float(each.silent) for each in prints]
+    cut = [each and each.clipped for each in prints]
+    for kind, shares, least, what in (
+        ("silent", silent, 1.0, "whose recording has no sound"),
+        ("clipped", cut, CLIPPED, "whose recording is clipped: its peaks are cut off at full scale"),
+    ):
+        pairs = [(share, place) for share, place in zip(shares, rows, strict=False) if share and share >= least]
+        values = {int(part.keys.inputs[row]): share for share, (part, row) in pairs}
+        found = [
+            {**part.place(row), "value": values[digest]}
+            for part in parts for row, digest in enumerate(part.keys.inputs.tolist()) if digest in values
+        ]  # fmt: skip
+        if found:
+            found.sort(key=lambda each: -each["value"])
+            yield Finding(kind, len(found), f"{counted(len(found), 'row')} {what}.", found)
+
+
+MOSTLY = 0.9
+"""Smallest share of the texts in one language, or alphabet, that makes others doubtful."""
+LEAST_WORDS = 6
+"""Words of a text whose language is looked at."""
+
+
+def foreign(task: Task, parts: Sequence[Part], prints: Sequence[Print | None]) -> Iterator[Finding]:
+    """Yields the rows of recordings whose transcript is in another language, or alphabet, than nearly all others."""
+    for name in set(text_columns(task)) - set(input_columns(task)) if prints else ():
+        rows = [(part, row, text) for part in parts for row, text in enumerate(part.rows[name][:]) if text]
+        languages = [language_of([text]) if len(text.split()) >= LEAST_WORDS else None for *_, text in rows]
+        found: dict[int, str] = {}
+        for each in (languages, [alphabet(text) for *_, text in rows]):
+            counts = Counter(filter(None, each))
+            usual, count = counts.most_common(1)[0] if counts else ("", 0)
+            if len(rows) >= LEAST_ROWS and count >= MOSTLY * counts.total():
+                found |= {place: value for place, value in enumerate(each) if value not in (None, usual)}
+        if found:
+            said = f"{counted(len(found), 'row')} with a {name} in another language or alphabet than nearly all others."
+            places = [{**rows[place][0].place(rows[place][1]), "value": value} for place, value in found.items()]
+            yield Finding("foreign", len(found), said, places)
+
+
+_TOGETHER = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "KATAKANA-HIRAGANA": "CJK"}
+
+
+def alphabet(text: str) -> str | None:
+    """Returns the writing system of most letters of a text, as Unicode names it; None without letters."""
+    names = [unicodedata.name(letter, "").split(" ")[0] for letter in text if letter.isalpha()]
+    systems = Counter(_TOGETHER.get(name, name).split("-")[0] for name in names)
+    return systems.most_common(1)[0][0].lower() if systems else None
