@@ -187,11 +187,11 @@ def _rows(names: Mapping[str, str | None], transcripts: Transcripts, labelled: b
 
 def _row(number: int, name: str, labelled: bool, entry: Entry) -> RawRow:
     column = COLUMN_OF.get(Path(name).suffix.lower())
-    values = ({column: name} if column else {}) | {**entry.values}
-    if entry.reason:
-        return RawRow(number, values, entry.reason)
-    if column is None:
-        return RawRow(number, {"file": name}, f"{name}: unsupported file type {Path(name).suffix!r}")
+    values = {column or "file": name, **entry.values}
+    if entry.reason or column is None:
+        unknown = f"unsupported file type {Path(name).suffix!r}"
+        alone = "a transcript without a recording" if entry.values.get(TEXT) else unknown
+        return RawRow(number, values, entry.reason or f"{name}: {alone}")
     *parents, _ = Path(name).parts
     if labelled and entry.classed and parents:
         return RawRow(number, {column: name, "label": parents[0], **entry.values})

@@ -33,6 +33,7 @@ TEXT_NAMES = (
 FOLDERS = ("clips", "wavs")
 """Folders beside a table that hold its recordings (Common Voice, LJSpeech)."""
 METADATA, _LINES, _FILE = "metadata.csv", ".trans.txt", ".txt"
+_LJSPEECH = [NAMED, "raw_text", "normalized_text"]
 _LIBRISPEECH = re.compile(r"(\d+)-\d+-\d+")
 Read = Callable[[str], bytes]
 """Returns the content of a file of the folder or archive."""
@@ -48,7 +49,7 @@ class Entry:
 
 
 Transcripts = Mapping[str, Sequence[Entry]]
-"""What is said about recordings, by their paths; a transcript without a recording has the path of neither."""
+"""What is said about recordings, by their paths; a transcript without a recording has its path without suffix."""
 
 
 def transcript_files(names: Sequence[str], recordings: Mapping[str, Sequence[str]]) -> list[str]:
@@ -77,63 +78,46 @@ def read_transcripts(
             text = decoded(read(name), encoding)
         except (OSError, ValueError) as error:
             raise DataError(f"{name}, a file with transcripts, cannot be read: {error}") from error
-        for recording, entry in _parts_of(name, text, recordings):
+        for recording, entry in _entries(name, text, recordings):
             if (first := sources.setdefault(recording, name)) != name and entry.reason is None:
                 entry = replace(entry, reason=f"{recording}: has transcripts in {first} and in {name}")
             found[recording].append(entry)
     return found
 
 
-def _parts_of(name: str, text: str, recordings: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Entry]]:
-    """Yields the entries of a file with the recordings that they are about."""
-    folder = name[: name.rfind("/") + 1]
+def _entries(name: str, text: str, recordings: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Entry]]:
+    """Yields what a file says about recordings; one that is not there keeps its name without suffix."""
+    folder, lines = name[: name.rfind("/") + 1], list(StringIO(text, newline=""))
     if name.lower().endswith(METADATA):
-        yield from _of_table(name, folder, text, recordings)
+        yield from _of_table(name, folder, lines, recordings)
     elif name.lower().endswith(_LINES):
-        for line in filter(str.strip, text.split("\n")):
-            key, _, said = line.strip().partition(" ")
+        for key, _, said in (line.strip().partition(" ") for line in lines if line.strip()):
             speaker = _LIBRISPEECH.fullmatch(key)
             values = {TEXT: said.strip() or None} | ({"speaker": speaker[1]} if speaker else {})
-            yield from _matched(f"{folder}{key}", values, name, recordings)
+            yield from ((each, Entry(values)) for each in recordings.get(f"{folder}{key}", [f"{folder}{key}"]))
     else:
-        key = name[: -len(_FILE)]
-        yield from _matched(key, {TEXT: " ".join(text.split()) or None}, name, recordings, classed=True)
-
-
-def _matched(
-    key: str, values: dict[str, Any], source: str, recordings: Mapping[str, Sequence[str]], classed: bool = False
-) -> Iterator[tuple[str, Entry]]:
-    """Yields an entry for each recording with a path without suffix, or one with the reason that there is none."""
-    for recording in recordings.get(key, ()):
-        yield recording, Entry(values, None, classed)
-    if key not in recordings:
-        yield key, Entry({"file": key, **values}, f"{key}: no recording has this name; its transcript is in {source}")
+        key, values = name[: -len(_FILE)], {TEXT: " ".join(text.split()) or None}
+        yield from ((each, Entry(values, classed=True)) for each in recordings.get(key, [key]))
 
 
 def _of_table(
-    name: str, folder: str, text: str, recordings: Mapping[str, Sequence[str]]
+    name: str, folder: str, lines: Sequence[str], recordings: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, Entry]]:
-    lines = list(StringIO(text, newline=""))
     first = lines[0] if lines else ""
     delimiter = next((each for each in DELIMITERS if NAMED in next(csv.reader([first], delimiter=each), ())), None)
     if delimiter is None and "|" not in first:
         yield name, Entry({"file": name}, f"{name}: has no column {NAMED}, and is not LJSpeech's `id|transcript`")
-    elif delimiter is None:
-        for key, *said in (line.strip().split("|") for line in filter(str.strip, lines)):
-            places = [f"{folder}{each}/{key}" for each in FOLDERS if f"{folder}{each}/{key}" in recordings]
-            values = {TEXT: said[-1] or None, "raw_text": said[0]} if said else {TEXT: None}
-            yield from _matched([*places, f"{folder}{key}"][0], values, name, recordings)
-    else:
-        rows = records(lines, delimiter, "minimal")
-        _, header = next(rows)
-        for number, record in rows:
-            reason: str | None = f"{len(record)} fields where the header has {len(header)}"
-            if isinstance(record, str):
-                reason, record = record, []
-            elif len(record) == len(header):
-                reason = None
-            values: dict[str, Any] = dict(zip(header, record, strict=False))
-            said = next((values.pop(each) for each in TEXT_NAMES if each in values), None)
-            file = f"{folder}{values.pop(NAMED, None) or name}"
-            values |= {} if said is None else {TEXT: said}
-            yield file, Entry(values, reason and f"{name}, line {number}: {reason}", said is None)
+        return
+    rows = records(lines, delimiter or "|", "minimal" if delimiter else "none")
+    header = next(rows)[1] if delimiter else _LJSPEECH
+    for number, record in rows:
+        fields = [] if isinstance(record, str) else record
+        wrong = f"{len(fields)} fields where the header has {len(header)}" if len(fields) != len(header) else None
+        reason = record if isinstance(record, str) else wrong if delimiter else None
+        values: dict[str, Any] = dict(zip(header, fields, strict=False))
+        file = f"{folder}{values.pop(NAMED, None) or name}"
+        said = next((values.pop(each) for each in TEXT_NAMES if each in values), None)
+        values |= {} if said is None else {TEXT: said}
+        found = recordings.get(f"{folder}{FOLDERS[1]}/{file.removeprefix(folder)}", recordings.get(file, [file]))
+        entry = Entry(values, reason and f"{name}, line {number}: {reason}", said is None)
+        yield from ((each, entry) for each in found)

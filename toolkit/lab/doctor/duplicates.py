@@ -41,8 +41,7 @@ class Print:
     bits: np.ndarray
     cells: np.ndarray  # `[16, 16, ...]` uint8: colours, or loudness by frequency and time
     size: tuple[float, ...]  # width and height in pixels, or the length in seconds
-    clipped: float = 0.0  # share of samples that are cut off at the largest value
-    silent: bool = False  # whether it has no sound
+    clipped: float = 0.0  # share of samples that are cut off at the largest value; NaN in silence
 
     @property
     def keys(self) -> np.ndarray:
@@ -76,7 +75,6 @@ def of_audio(file: Mapping[str, Any]) -> Print | None:
     """Returns the fingerprint of a clip, of its first `MOST_SECONDS`; None if it can no longer be read."""
     import soundfile
 
-    from toolkit.modalities.audio import SILENCE
     from toolkit.modalities.audio_files import open_sound
 
     try:
@@ -86,18 +84,20 @@ def of_audio(file: Mapping[str, Any]) -> Print | None:
             read = sound.read(min(frames, round(MOST_SECONDS * rate)), "float32", always_2d=True)
     except (soundfile.SoundFileError, OSError, ValueError):
         return None
-    samples, silent = read.mean(axis=1), bool(np.ptp(read) <= SILENCE) if read.size else True
+    samples = read.mean(axis=1)
     wide, high, cells = (
         loudness(samples, rate, *shape) for shape in ((COARSE, COARSE + 1), (COARSE + 1, COARSE), (SIDE, SIDE))
     )
-    return Print(steps(wide, high), cells, (frames / rate,), clipped(read), silent)
+    return Print(steps(wide, high), cells, (frames / rate,), clipped(read))
 
 
 def clipped(samples: np.ndarray) -> float:
-    """Returns the share of samples (`[frames, channels]`) in runs of `FLAT` or more at full scale."""
-    full = np.abs(samples) >= FULL_SCALE
-    runs = np.lib.stride_tricks.sliding_window_view(full, FLAT, axis=0).all(axis=-1) if len(full) >= FLAT else full[:0]
-    return float(runs.mean()) if runs.size else 0.0
+    """Returns the share of samples (`[frames, channels]`) in runs of `FLAT` at full scale; NaN if there is no sound."""
+    from toolkit.modalities.audio import SILENCE
+
+    if len(samples) < FLAT or np.ptp(samples) <= SILENCE:
+        return float("nan")
+    return float(np.lib.stride_tricks.sliding_window_view(np.abs(samples) >= FULL_SCALE, FLAT, 0).all(-1).mean())
 
 
 def loudness(samples: np.ndarray, rate: int, bands: int, stretches: int) -> np.ndarray:

@@ -69,7 +69,7 @@ def diagnose(request: Request, run: Path | None) -> Diagnosis:
         *label_findings(checked.findings),
         *cuts(histograms),
         *column_findings(subject.profile, used),
-        *sounds(parts, rows, prints),
+        *sounds(rows, prints),
         *foreign(task, parts, prints),
         *outliers(rows, lengths_of(task, rows, prints)),
         *number_outliers(task, parts),

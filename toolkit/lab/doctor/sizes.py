@@ -179,57 +179,46 @@ def number_outliers(task: Task, parts: Sequence[Part]) -> Iterator[Finding]:
 
 CLIPPED = 0.001
 """Share of cut-off samples that can be heard."""
+MOSTLY, LEAST_WORDS = 0.9, 6
+"""Share of the texts in one language that makes others doubtful, and the words of a text that tell its language."""
 
 
-def sounds(
-    parts: Sequence[Part], rows: Sequence[tuple[Part, int]], prints: Sequence[Print | None]
-) -> Iterator[Finding]:
-    """Yields the recordings that are silent or clipped; `prints` are of `rows`, which other rows may equal."""
-    silent = [None if each is None else float(each.silent) for each in prints]
-    cut = [each and each.clipped for each in prints]
-    for kind, shares, least, what in (
-        ("silent", silent, 1.0, "whose recording has no sound"),
-        ("clipped", cut, CLIPPED, "whose recording is clipped: its peaks are cut off at full scale"),
-    ):
-        pairs = [(share, place) for share, place in zip(shares, rows, strict=False) if share and share >= least]
-        values = {int(part.keys.inputs[row]): share for share, (part, row) in pairs}
-        found = [
-            {**part.place(row), "value": values[digest]}
-            for part in parts for row, digest in enumerate(part.keys.inputs.tolist()) if digest in values
-        ]  # fmt: skip
+def sounds(rows: Sequence[tuple[Part, int]], prints: Sequence[Print | None]) -> Iterator[Finding]:
+    """Yields the rows whose recording is silent or clipped."""
+    shares = [0.0 if each is None else each.clipped for each in prints]
+    silent = [place for place, share in enumerate(shares) if np.isnan(share)]
+    cut = sorted((place for place, share in enumerate(shares) if share >= CLIPPED), key=lambda place: -shares[place])
+    peaks = "whose recording is clipped: its peaks are cut off at full scale, in this share of its samples"
+    for kind, places, what in (("silent", silent, "whose recording has no sound"), ("clipped", cut, peaks)):
+        values = [{} if kind == "silent" else {"value": round(shares[place], 4)} for place in places]
+        found = [rows[place][0].place(rows[place][1]) | more for place, more in zip(places, values, strict=True)]
         if found:
-            found.sort(key=lambda each: -each["value"])
             yield Finding(kind, len(found), f"{counted(len(found), 'row')} {what}.", found)
-
-
-MOSTLY = 0.9
-"""Smallest share of the texts in one language, or alphabet, that makes others doubtful."""
-LEAST_WORDS = 6
-"""Words of a text whose language is looked at."""
 
 
 def foreign(task: Task, parts: Sequence[Part], prints: Sequence[Print | None]) -> Iterator[Finding]:
     """Yields the rows of recordings whose transcript is in another language, or alphabet, than nearly all others."""
     for name in set(text_columns(task)) - set(input_columns(task)) if prints else ():
         rows = [(part, row, text) for part in parts for row, text in enumerate(part.rows[name][:]) if text]
-        languages = [language_of([text]) if len(text.split()) >= LEAST_WORDS else None for *_, text in rows]
         found: dict[int, str] = {}
-        for each in (languages, [alphabet(text) for *_, text in rows]):
+        for told in (_language, _alphabet):
+            each = [told(text) for *_, text in rows]
             counts = Counter(filter(None, each))
-            usual, count = counts.most_common(1)[0] if counts else ("", 0)
+            usual, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
             if len(rows) >= LEAST_ROWS and count >= MOSTLY * counts.total():
                 found |= {place: value for place, value in enumerate(each) if value not in (None, usual)}
         if found:
             said = f"{counted(len(found), 'row')} with a {name} in another language or alphabet than nearly all others."
-            places = [{**rows[place][0].place(rows[place][1]), "value": value} for place, value in found.items()]
+            places = [rows[place][0].place(rows[place][1]) | {"value": value} for place, value in found.items()]
             yield Finding("foreign", len(found), said, places)
 
 
-_TOGETHER = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "KATAKANA-HIRAGANA": "CJK"}
+def _language(text: str) -> str | None:
+    return language_of([text]) if len(text.split()) >= LEAST_WORDS else None
 
 
-def alphabet(text: str) -> str | None:
-    """Returns the writing system of most letters of a text, as Unicode names it; None without letters."""
-    names = [unicodedata.name(letter, "").split(" ")[0] for letter in text if letter.isalpha()]
-    systems = Counter(_TOGETHER.get(name, name).split("-")[0] for name in names)
-    return systems.most_common(1)[0][0].lower() if systems else None
+def _alphabet(text: str) -> str | None:
+    """Returns the alphabet of most letters of a text, as Unicode names it; None without letters."""
+    names = Counter(unicodedata.name(letter, "").split(" ")[0] for letter in text if letter.isalpha())
+    found = max(names, key=lambda name: names[name], default=None)
+    return "Japanese or Chinese" if found in ("CJK", "HIRAGANA", "KATAKANA") else found and found.capitalize()

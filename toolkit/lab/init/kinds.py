@@ -17,18 +17,7 @@ from toolkit.config.messages import join
 from toolkit.config.sections import DataConfig
 from toolkit.data.media.transcripts import TEXT_NAMES
 from toolkit.data.sources import is_files
-from toolkit.lab.init.guesses import (
-    Guess,
-    Limits,
-    answers,
-    blocks,
-    durations,
-    pixels,
-    spans,
-    truncation,
-    utterances,
-    windows,
-)
+from toolkit.lab.init.guesses import Guess, Limits, answers, blocks, durations, pixels, spans, truncation, windows
 from toolkit.lab.init.labels import MOST_WHOLE_CLASSES, REGRESSION, SINGLE, can_be_label, doubtful, is_flag, label_kind
 from toolkit.lab.init.models import LANGUAGES, Model, language_named, language_of
 from toolkit.lab.init.profile import FILES, OBJECT, OBJECTS, PRINTED, TEXT, TEXTS, ColumnProfile, Profile
@@ -456,9 +445,9 @@ def find_clips(profile: Profile, given: Columns) -> Columns | None:
 
 
 def find_speech(profile: Profile, given: Columns) -> Columns | None:
-    """Finds recordings, their transcripts, and the seconds where they begin and end, unless a column is a label.
+    """Finds recordings, transcripts, and the seconds where they begin and end; raises InputError as `_with_parts`.
 
-    Folders have names of classes only where transcripts are missing. Raises InputError as `_with_parts`.
+    A column that is named as a label decides for classes; the name of a folder does not.
     """
     labels = [each for each in profile.columns.values() if _LABEL.named(each) == 2 and can_be_label(each)]
     if "label" in given or (labels and not is_files(profile.source) and "text" not in given):
@@ -502,12 +491,12 @@ KINDS = (
         *("speech", "speech_recognition", "recordings with their transcripts"),
         find=find_speech,
         texts=("text",),
-        limits=utterances,
+        limits=durations(whole=True),
     ),
     Kind(
         *("audio", "reviews", "audio clips with a label"),
         find=find_clips,
-        limits=durations,
+        limits=durations(whole=False),
         settings=[media("audio"), label_settings],
     ),
     Kind(
