@@ -54,14 +54,12 @@ Transcripts = Mapping[str, Sequence[Entry]]
 
 def transcript_files(names: Sequence[str], recordings: Mapping[str, Sequence[str]]) -> list[str]:
     """Returns the files with transcripts; `recordings` are by their paths without suffix."""
-    texts = {name: PurePosixPath(name) for name in names if name.lower().endswith(_FILE)}
-    with_texts = {path.parent for path in texts.values() if str(path.with_suffix("")) in recordings}
-    return [
-        name
-        for name in names
-        if name.lower().endswith((f"/{METADATA}", _LINES)) or name.lower() == METADATA
-        or (name in texts and texts[name].parent in with_texts and texts[name].stem.lower() not in ABOUT)
-    ]  # fmt: skip
+    texts = {name: PurePosixPath(name[: -len(_FILE)]) for name in names if name.lower().endswith(_FILE)}
+    found = {name for name, stem in texts.items() if str(stem) in recordings}
+    folders = {texts[name].parent for name in found}
+    found |= {name for name, stem in texts.items() if stem.parent in folders and stem.name.lower() not in ABOUT}
+    others = lambda name: name.lower().endswith(_LINES) or PurePosixPath(name).name.lower() == METADATA  # noqa: E731
+    return [name for name in names if name in found or others(name)]
 
 
 def read_transcripts(
