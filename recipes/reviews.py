@@ -223,6 +223,7 @@ class Reviews(Task):
 
         super().__init__(cfg)
         self.modality: str = self.options.modality
+        self.unit = {"text": "tokens", "audio": "samples", "image": ""}[self.modality]
         self.head = HEADS[self.options.problem_type](self.options)
         self.state, self.best_metric, self.error_name = self.head.state, self.head.best_metric, self.head.error_name
         self.answer_columns, self.decision_rules = self.head.answer_columns, self.head.decision_rules

@@ -135,11 +135,14 @@ class Description:
         input: the input.
         prediction: the prediction.
         expected: the right answer; None if it is not known.
+        aligned: the words of both side by side, if they have been aligned: the kind (`equal`, `substitution`,
+            `insertion` or `deletion`), the word of the prediction, and that of the right answer; empty where missing.
     """
 
     input: str
     prediction: str
     expected: str | None = None
+    aligned: Sequence[tuple[str, str, str]] = ()
 
 
 class Kept(Protocol):

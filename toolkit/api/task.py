@@ -59,6 +59,8 @@ class Task(ABC):
     """The task's columns by the toolkit's names."""
     modality: str
     """Name of the modality in `toolkit.modalities.MODALITIES` that builds the model's inputs."""
+    unit: str = "tokens"
+    """What lengths of inputs are counted in: `tokens`, or `samples` of audio; empty if all inputs have one size."""
     best_metric: str
     """The score that selects the best model, unless the YAML names another."""
     cfg: Config
@@ -363,6 +365,13 @@ class Task(ABC):
             sets: the checked rows of each evaluation set.
         """
         return iter(())
+
+    def slices(self, rows: datasets.Dataset) -> Mapping[str, Sequence[float]]:
+        """Returns numbers of checked rows by name, such as lengths; the report scores the rows of each quarter.
+
+        Not called for a task that overrides `regroup`.
+        """
+        return {}
 
     def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[Section]:
         """Returns sections of the report about an evaluation set.

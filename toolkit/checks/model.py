@@ -27,6 +27,7 @@ from toolkit.models.load import attention, build_empty, head_problems, lost_over
 from toolkit.models.parts import freeze
 from toolkit.models.unpadded import families
 from toolkit.optim.optimizers import rates
+from toolkit.prepare.processor import processor_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -172,17 +173,15 @@ def lost_row_problems(case: Case) -> list[str]:
     """Returns which of the first training rows a pretrained model's tokenizer would leave nothing of."""
     if not case.task.has("lost") or config_problems(case) or processor_problems(case):
         return []
-    if source_of(case.cfg).name_or_path is None:
+    model = source_of(case.cfg)
+    if model.name_or_path is None or modalities.completes_processor(case.task.modality, model, case.task.options):
         return []
     return first_rows.lost_row_problems(case.cfg.data, case.task, _processor(case))
 
 
 def _processor(case: Case) -> Any:
     """Returns the model's processor, or a new one of no text, which has the same special tokens."""
-    modality, model = modalities.load(case.task.modality), source_of(case.cfg)
-    if model.name_or_path is None:
-        return modality.new_processor(iter(()), _config(case), case.task.options)
-    return modality.load_processor(model.name_or_path, model, case.task.options)
+    return processor_of(case.cfg, case.task, _config(case), iter(()))
 
 
 def override_problems(case: Case) -> list[str]:

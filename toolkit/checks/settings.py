@@ -48,14 +48,14 @@ def _pipeline_problems(case: Case) -> Iterator[str]:
 
 def _budget_problems(section: str, rows: str, case: Case) -> Iterator[str]:
     tokens = getattr(case.cfg, section).max_tokens_per_batch
-    if tokens is not None and case.task.modality == "image":
-        why = "but all images have the same size, so it would be a number of rows"
+    if tokens is not None and not case.task.unit:
+        why = "but all inputs have the same size, so it would be a number of rows"
         yield f"{section}.max_tokens_per_batch: received {tokens}, {why}; set {section}.{rows}"
 
 
 def _shape_problems(case: Case) -> Iterator[str]:
     multiple = case.cfg.train.pad_to_multiple_of
-    if multiple is not None and case.task.modality not in ("text", "seq2seq"):
+    if multiple is not None and case.task.unit != "tokens":
         yield f"train.pad_to_multiple_of: received {multiple}, but only batches of text are padded so; remove it"
 
 

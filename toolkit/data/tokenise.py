@@ -48,7 +48,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
     if reads_files(task):
         kept = cache_media({name: len(part) for name, part in features.items()}, cfg.data.media_cache, accelerator)
     evals = {
-        name: EvalData(rows.splits[name], part, processor, kept=kept.get(name))
+        name: evaluated(rows.splits[name], part, task, processor, kept=kept.get(name))
         for name, part in features.items()
         if name != "train"
     }
@@ -68,6 +68,22 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
     left = [*rows.findings.omissions, *left]
     of_train = kept.get("train"), rows.splits["train"]
     return Prepared(features["train"], evals, rows.fingerprints, bad_rows, notes, left, *of_train)
+
+
+def evaluated(
+    rows: datasets.Dataset, features: datasets.Dataset, task: Task, processor: Processor, **more: Any
+) -> EvalData:
+    """Returns an evaluation set without the rows of which nothing is left; the set of a task that regroups has all."""
+    places = [] if task.has("regroup") else task.lost(rows, features)[0]
+    if places:
+        gone = set(places)
+        kept = [place for place in range(len(rows)) if place not in gone]
+        new = {place: number for number, place in enumerate(kept)}
+        own = [new[example] for example in features["example"][:]]
+        print_ = f"{features._fingerprint[:-3]}evl"
+        rows = rows.select(kept)
+        features = features.remove_columns("example").add_column("example", own, new_fingerprint=print_)
+    return EvalData(rows, features, processor, **more)
 
 
 def omissions(

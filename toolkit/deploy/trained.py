@@ -25,7 +25,7 @@ from toolkit.config.sections import Config, DataConfig
 from toolkit.config.train import ParallelConfig
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import given_table
-from toolkit.data.tokenise import omissions, tokenise
+from toolkit.data.tokenise import evaluated, lost_rows, omissions, tokenise
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator, float32_precision, own_process_state, random_state_kept
 from toolkit.engine.evaluation import evaluate, predict
@@ -133,7 +133,11 @@ class TrainedRun:
     def preprocessed(self, rows: datasets.Dataset, labelled: bool, num_skipped: int = 0) -> EvalData:
         """Returns checked rows with their features."""
         features = tokenise(rows, self.task, self.processor, labelled=labelled)
-        return EvalData(rows, features, self.processor, num_skipped)
+        lost = lost_rows(rows, features, self.task, self.cfg.data) if labelled else None
+        if lost is not None:
+            say(f"{lost}.")
+            num_skipped += lost.count
+        return evaluated(rows, features, self.task, self.processor, num_skipped=num_skipped)
 
     def omissions(self, name: str, data: EvalData) -> list[Omission]:
         """Returns what of checked rows is not in their features, or not as it is; `name` is that of the rows."""

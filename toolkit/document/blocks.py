@@ -35,6 +35,18 @@ class Pictured:
 
 
 @dataclass(frozen=True)
+class Marked:
+    """A cell of a table with words, each with its mark: empty for none, or `mark` (bold), `ins` (italic), `del`."""
+
+    words: Sequence[tuple[str, str]]
+
+    @property
+    def text(self) -> str:
+        """The words, without marks."""
+        return " ".join(word for word, _ in self.words)
+
+
+@dataclass(frozen=True)
 class Choice:
     """A cell of a table with a box that chooses a run of the page's `Overlay`, by its place (in HTML)."""
 
@@ -73,7 +85,7 @@ class Table:
 
     kind: ClassVar[str] = "table"
     header: Sequence[str]  # names of the columns
-    rows: Sequence[Sequence[Any]]  # rows of cells: numbers, texts, None for a missing value, `Cell` or `Pictured`
+    rows: Sequence[Sequence[Any]]  # rows of cells: numbers, texts, None for a missing value, `Cell`, `Pictured`, ...
     sortable: bool = False  # whether clicking a column's name sorts the rows (in HTML)
     caption: str = ""  # description of the table; may be empty
     # whether a narrow screen shows the cells of a row below each other (in HTML), instead of scrolling
@@ -168,7 +180,7 @@ class Page(NamedTuple):
 
 def shown(value: Any) -> str:
     """Returns a cell as text: integers with commas, other numbers with four significant digits, a dash for None."""
-    if isinstance(value, Cell | Pictured | Choice):
+    if isinstance(value, Cell | Pictured | Marked | Choice):
         return value.text
     if value is None:
         return MISSING

@@ -23,6 +23,7 @@ from toolkit.document.blocks import (
     Folded,
     Gallery,
     Highlights,
+    Marked,
     Overlay,
     Page,
     Section,
@@ -42,6 +43,9 @@ _MARKUP = re.compile(r"[\\`*\[\]~]|(?<![^\W_])_|_(?![^\W_])")
 """Characters that begin or end markup; an underscore inside a word does not."""
 
 
+_MARKS = {"": "", "mark": "**", "ins": "*", "del": "~~"}
+
+
 def render_markdown(title: str, lead: str, sections: Sequence[Section]) -> str:
     """Returns a report as Markdown; the arguments are those of `toolkit.document.render.render_html`."""
     parts = [f"# {line(title)}", *([line(lead)] if lead else [])]
@@ -51,13 +55,15 @@ def render_markdown(title: str, lead: str, sections: Sequence[Section]) -> str:
 
 
 def line(value: Any) -> str:
-    """Returns a value as one line that is shown as it is: Markdown and HTML in it are escaped."""
+    """Returns a value as one line that is shown as it is, but for marked words: Markdown and HTML in it are escaped."""
+    if isinstance(value, Marked):
+        return " ".join(f"{_MARKS[mark]}{line(word)}{_MARKS[mark]}" for word, mark in value.words)
     return _MARKUP.sub(r"\\\g<0>", " ".join(str(value).split())).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], marked_up: bool = False) -> str:
     """Returns a Markdown table of cells as those of `Table`; `marked_up` ones are Markdown already."""
-    lines = [header, *([shown(value) for value in row] for row in rows)]
+    lines = [header, *([value if isinstance(value, Marked) else shown(value) for value in row] for row in rows)]
     shown_cell = str if marked_up else line
     escaped = ([shown_cell(value).replace("|", "\\|") for value in each] for each in lines)
     first, *rest = (f"| {' | '.join(each)} |" for each in escaped)

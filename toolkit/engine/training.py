@@ -404,5 +404,5 @@ def _note_long_rows(run: Run) -> None:
     budgets = [("train", run.cfg.train.max_tokens_per_batch, run.data.train)]
     budgets += [("eval", run.cfg.eval.max_tokens_per_batch, data.features) for data in run.data.evals.values()]
     for section, tokens, features in budgets:
-        for note in over_budget(f"{section}.max_tokens_per_batch", tokens, features, run.task.modality):
+        for note in over_budget(f"{section}.max_tokens_per_batch", tokens, features, run.task.unit):
             warn(note)

@@ -63,14 +63,14 @@ def stretched(batch: Batch, shorter: Batch, source: int | None, target: int | No
 
     `shorter` has as many, but shorter, rows; the axes on which the two differ are extended.
     """
-    decodes = any(name.startswith("decoder_") for name in batch["inputs"])
+    separate = target is not None or any(name.startswith("decoder_") for name in batch["inputs"])
 
     def along(name: str, tensor: Any, other: Any) -> Any:
         if isinstance(tensor, Mapping):
             return {key: along(key, value, other[key]) for key, value in tensor.items()}
         if not isinstance(tensor, Tensor):
             return tensor
-        size = target if decodes and (name == "labels" or name.startswith("decoder_")) else source
+        size = target if separate and (name == "labels" or name.startswith("decoder_")) else source
         for axis in range(1, tensor.dim()):
             if size is not None and tensor.shape[axis] != other.shape[axis]:
                 tensor = _repeated(tensor, axis, size)

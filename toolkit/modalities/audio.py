@@ -28,7 +28,9 @@ FRAME, HOP = 400, 160
 """Samples per frame of the log-mel spectrogram and between frames, as in transformers' AST extractor."""
 VISION_MODELS = ("resnet", "convnext", "convnextv2", "regnet", "bit", "mobilenet_v1", "mobilenet_v2")
 """Vision models that take images of any size, and therefore log-mel spectrograms."""
-OTHER_FEATURES = ("wav2vec2-bert", "moonshine")
+OF_FRAMES = ("wav2vec2-bert", "speech_to_text")
+"""Models of log-mel spectrograms as long as their clips."""
+OTHER_FEATURES = (*OF_FRAMES, "moonshine")
 
 
 def takes_waveforms(extractor: Any) -> bool:
@@ -50,28 +52,35 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     if kind in OTHER_FEATURES or kind not in (*KNOWN, *VISION_MODELS):
         fit = [name for name in (*KNOWN, *VISION_MODELS) if name not in OTHER_FEATURES]
         return [f"task.modality: received 'audio', but the model is {kind}; expected one of {', '.join(fit)}"]
-    if audio.min_seconds > audio.max_seconds:
-        return [f"task.audio.min_seconds: received {audio.min_seconds}, must be at most {audio.max_seconds}"]
     if kind not in VISION_MODELS and audio.num_mel_bins != AudioOptions().num_mel_bins:
         return [f"task.audio.num_mel_bins: has no effect with a model of type {kind}; remove it"]
-    if problems := _mask_problems(kind, audio):
-        return problems
-    seconds = f"task.audio.max_seconds: received {audio.max_seconds:g}"
-    if kind == "whisper" and math.ceil(audio.max_seconds) * 50 > config.max_source_positions:
-        return [f"{seconds}, but this model supports at most {config.max_source_positions // 50} s"]
     if kind in VISION_MODELS and config.num_channels != 1:
         return [f"model: {kind} has num_channels {config.num_channels}; a log-mel spectrogram has 1"]
     if kind == "audio-spectrogram-transformer" and num_frames(audio, rate) > config.max_length:
         longest = ((config.max_length - 1) * HOP + FRAME) / rate
         return [
-            f"{seconds}, but this model supports at most {longest:g} s (its max_length: {config.max_length} frames)"
+            f"task.audio.max_seconds: received {audio.max_seconds:g}, but this model supports at most {longest:g} s "
+            f"(its max_length: {config.max_length} frames)"
         ]
-    return _too_short_to_process(config, audio, rate) or _too_short_to_mask(config, audio, rate)
+    return clip_problems(config, audio)
+
+
+def clip_problems(config: PreTrainedConfig, options: AudioOptions) -> list[str]:
+    """Returns what is wrong between a model and the lengths and masks of clips, as full messages."""
+    if options.min_seconds > options.max_seconds:
+        return [f"task.audio.min_seconds: received {options.min_seconds}, must be at most {options.max_seconds}"]
+    if problems := _mask_problems(config.model_type, options):
+        return problems
+    if config.model_type == "whisper" and math.ceil(options.max_seconds) * 50 > config.max_source_positions:
+        supported = f"this model supports at most {config.max_source_positions // 50} s"
+        return [f"task.audio.max_seconds: received {options.max_seconds:g}, but {supported}"]
+    rate = options.sampling_rate or DEFAULT_RATE
+    return _too_short_to_process(config, options, rate) or _too_short_to_mask(config, options, rate)
 
 
 def _mask_problems(kind: str, options: AudioOptions) -> list[str]:
     """Returns which settings of SpecAugment have no effect, as full messages."""
-    spectrograms = kind in (*VISION_MODELS, "whisper", "audio-spectrogram-transformer")
+    spectrograms = kind in (*VISION_MODELS, "whisper", "audio-spectrogram-transformer", *OF_FRAMES)
     if options.frequency_masks and not spectrograms:
         return [
             f"task.audio.frequency_masks: received {options.frequency_masks}, but a {kind} takes waveforms; set it to 0"
@@ -130,10 +139,15 @@ def masked_rows(
     """Returns clips, each in the shape of the model's input; those of training rows have masks."""
     if not random.training or not (options.time_masks or options.frequency_masks):
         return clips
-    time, frequency = (0, 1) if extractor.model_input_names[0] == "input_values" else (-1, -2)
+    of_clips = hasattr(extractor, "nb_max_frames") or extractor.model_input_names[0] == "pixel_values"
+    time, frequency = (-1, -2) if of_clips else (0, 1)
     kinds = time, None if takes_waveforms(extractor) else frequency
-    pairs = zip(clips, rows, strict=True)
-    return [masked(clip, *kinds, options, random.generator(row["row_id"])) for clip, row in pairs]
+    stacked = getattr(extractor, "stride", 1)  # frames that one row of a spectrogram holds side by side
+    masked_clips = []
+    for clip, row in zip(clips, rows, strict=True):
+        frames = clip.reshape(len(clip) * stacked, -1) if stacked > 1 else clip
+        masked_clips.append(masked(frames, *kinds, options, random.generator(row["row_id"])).reshape(clip.shape))
+    return masked_clips
 
 
 def masked(
@@ -342,9 +356,17 @@ def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
 
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> Processor:
     """Creates the feature extractor of a new model, for log-mel spectrograms or waveforms."""
-    from transformers import ASTFeatureExtractor, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
+    from transformers import (
+        ASTFeatureExtractor,
+        SeamlessM4TFeatureExtractor,
+        Wav2Vec2FeatureExtractor,
+        WhisperFeatureExtractor,
+    )
 
     rate = options.audio.sampling_rate or DEFAULT_RATE
+    if config.model_type == "wav2vec2-bert":
+        mels = config.feature_projection_input_dim // 2
+        return SeamlessM4TFeatureExtractor(feature_size=mels, num_mel_bins=mels, sampling_rate=rate, stride=2)
     if config.model_type == "whisper":
         return _fitted(WhisperFeatureExtractor(config.num_mel_bins, rate), options.audio)
     if config.model_type == "audio-spectrogram-transformer":
@@ -433,16 +455,32 @@ def collate(
     Raises:
         DataError: if a file has changed since it was checked.
     """
+    return batched(arrays(features, extractor, options.audio, random), extractor)
+
+
+def arrays(
+    features: Sequence[dict[str, Any]], extractor: Processor, options: AudioOptions, random: RowRandom
+) -> list[np.ndarray]:
+    """Returns the waveform or spectrogram of each feature row, with masks in training."""
 
     def found(row: dict[str, Any]) -> np.ndarray:
         if row.get("decoded") is not None:
             return row["decoded"]
-        return _features(row, extractor, options.audio, random.generator(row["row_id"]) if random.training else None)
+        return _features(row, extractor, options, random.generator(row["row_id"]) if random.training else None)
 
-    arrays = masked_rows([found(row) for row in features], features, extractor, options.audio, random)
+    return masked_rows([found(row) for row in features], features, extractor, options, random)
+
+
+def batched(clips: list[np.ndarray], extractor: Processor) -> dict[str, torch.Tensor]:
+    """Returns the model's inputs; waveforms, and spectrograms as long as their clips, are padded to the longest."""
+    name = extractor.model_input_names[0]
     if takes_waveforms(extractor):
-        return dict(extractor(arrays, sampling_rate=extractor.sampling_rate, padding=True, return_tensors="pt"))
-    return {extractor.model_input_names[0]: torch.from_numpy(np.stack(arrays))}
+        return dict(extractor(clips, sampling_rate=extractor.sampling_rate, padding=True, return_tensors="pt"))
+    if name != "input_features" or hasattr(extractor, "nb_max_frames"):
+        return {name: torch.from_numpy(np.stack(clips))}
+    padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(clip) for clip in clips], batch_first=True)
+    lengths = torch.tensor([len(clip) for clip in clips])
+    return {name: padded, "attention_mask": (torch.arange(padded.shape[1]) < lengths[:, None]).long()}
 
 
 def compact(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -85,8 +86,13 @@ def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
             [f"model.from_config.model_type: received {model_type!r}, not a model type of transformers{hint}"]
         )
     sizes = {name: value for name, value in fields.items() if name != "model_type"}
-    _check_fields(AutoConfig.for_model(model_type), sizes, "model.from_config")
+    known = AutoConfig.for_model(model_type)
+    _check_fields(known, sizes, "model.from_config")
     _reject_endless(sizes, "model.from_config")
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        # Of the published vocabulary; a smaller one may not have it, and the processor sets its own.
+        if (getattr(known, name, None) or 0) >= sizes.get("vocab_size", math.inf):
+            sizes.setdefault(name, 0)
     try:
         return AutoConfig.for_model(model_type, **sizes)
     except Exception as error:  # each configuration class has its own checks and exception types

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toolkit import modalities
 from toolkit.api.batch import Omission, Prepared, Processor
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
@@ -36,7 +35,7 @@ from toolkit.distributed.collectives import objects_of_all, require_same
 from toolkit.models.load import load_model_config, lost_override_problems
 from toolkit.models.origin import FILES, origin
 from toolkit.prepare.auto import Circumstances, resolve
-from toolkit.prepare.processor import build_processor, configure_model
+from toolkit.prepare.processor import build_processor, configure_model, processor_of
 from toolkit.system.environment import versions
 from toolkit.system.rank_order import local_main_first
 
@@ -147,12 +146,8 @@ def omissions_of(cfg: Config, task: Task, rows: CheckedRows) -> list[Omission]:
 
     Raises InputError if the model's processor cannot be loaded, and DataError as `read_inputs`.
     """
-    modality, model = modalities.load(task.modality), source_of(cfg)
-    if model.name_or_path is not None:
-        processor = modality.load_processor(model.name_or_path, model, task.options)
-    else:
-        texts = task.training_texts(rows.splits["train"])
-        processor = modality.new_processor(texts, load_model_config(model), task.options)
+    texts = task.training_texts(rows.splits["train"])
+    processor = processor_of(cfg, task, load_model_config(source_of(cfg)), texts)
     features = {name: tokenise(part, task, processor, labelled=True) for name, part in rows.splits.items()}
     return [*rows.findings.omissions, *omissions(rows.splits, features, task, processor, cfg.data)]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit import modalities
 from toolkit.api.batch import Processor
@@ -37,18 +38,28 @@ def build_processor(
     source = model.name_or_path
     if resume is not None:
         source = str(CheckpointFolder(resume.path).processor)
-    elif source is None:
+    elif source is None or modalities.completes_processor(task.modality, model, task.options):
         source = str(RunFolder(output_dir).processor)
 
         def make() -> None:
-            texts = task.training_texts(rows.splits["train"])
-            processor = modality.new_processor(texts, config, task.options)
+            processor = processor_of(cfg, task, config, task.training_texts(rows.splits["train"]))
             with written_folder(Path(source)) as folder, rust_errors_as_os_errors():
                 processor.save_pretrained(folder)
 
         on_main(accelerator, make)
     with local_main_first(accelerator):
         return modality.load_processor(source, model, task.options)
+
+
+def processor_of(cfg: Config, task: Task, config: PreTrainedConfig, texts: Iterator[str]) -> Processor:
+    """Loads the model's processor, or makes one of these texts."""
+    modality: Any
+    modality, model = modalities.load(task.modality), source_of(cfg)
+    if model.name_or_path is None:
+        return modality.new_processor(texts, config, task.options)
+    if modalities.completes_processor(task.modality, model, task.options):
+        return modality.complete_processor(texts, config, task.options, model)
+    return modality.load_processor(model.name_or_path, model, task.options)
 
 
 def configure_model(config: PreTrainedConfig, task: Task, processor: Processor, new: bool) -> None:

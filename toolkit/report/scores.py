@@ -51,8 +51,21 @@ def measurements(result: FitResult) -> dict[str, str]:
     )
 
 
+WIDTH = 64
+"""Letters of aligned words in a line of the terminal."""
+
+
 def described(description: Description) -> str:
-    """Formats a prediction for the console on two lines."""
+    """Formats a prediction for the console on two lines; on three if words are aligned and some of them are wrong.
+
+    Missing words are shown as asterisks, as NIST's sclite does.
+    """
+    if any(kind != "equal" for kind, *_ in description.aligned):
+        both = [(word or "*" * len(other), other or "*" * len(word)) for _, word, other in description.aligned]
+        padded = [(one.ljust(len(other)), other.ljust(len(one))) for one, other in both]
+        lines = (" ".join(words).rstrip() for words in zip(*padded, strict=True))
+        predicted, expected = (each if len(each) <= WIDTH else each[: WIDTH - 1] + "…" for each in lines)
+        return f"{shorten(description.input)}\n    predicted {predicted}\n    expected  {expected}"
     expected = "" if description.expected is None else f", expected {shorten(description.expected, 30)}"
     return f"{shorten(description.input)}\n    -> {shorten(description.prediction, 70 - len(expected))}{expected}"
 

@@ -178,19 +178,39 @@ def slices(names: Sequence[str], values: Sequence[Sequence[str | None]]) -> list
     return found
 
 
+def quarters(name: str, numbers: Sequence[float]) -> list[tuple[str, np.ndarray]]:
+    """Returns the places of the rows in each quarter of their numbers, by `name=lowest to highest`, in this order.
+
+    Equal numbers are in one part, so there are less than four if many are equal.
+    """
+    values = np.asarray(numbers, dtype=float)
+    parts = np.searchsorted(np.unique(np.quantile(values, (0.25, 0.5, 0.75))), values)
+    found = []
+    for part in np.unique(parts):
+        places = np.flatnonzero(parts == part)
+        low, high = (format_value(float(end)) for end in (values[places].min(), values[places].max()))
+        found.append((f"{name}={low}" if low == high else f"{name}={low} to {high}", places))
+    return found
+
+
 def slice_blocks(
     cfg: Config, task: Task, predictions: Predictions, data: EvalData, columns: Sequence[str]
 ) -> list[Block]:
-    """Returns the main score by slice, and by the file where an example begins, with intervals; the worst as text."""
+    """Returns the main score by slice, and by the file where an example begins, with intervals; the worst as text.
+
+    A task's own `slices` are added.
+    """
     names, values, files = [*columns], data.rows[SLICES][:], data.rows[FILE][:]
     if len({*files}) > 1 and "file" not in names:
         names.append("file")
         examples = data.features["example"][:] if task.has("regroup") else range(len(files))
         values = [[*values[example], files[example]] for example in examples]
-    if not names:
+    own = {} if task.has("regroup") else task.slices(data.rows)
+    if not (names or own):
         return []
+    parts = slices(names, values) + [part for name, numbers in own.items() for part in quarters(name, numbers)]
     subsets, score, rows = Subsets(task, predictions, data), main_score(cfg, task), list[list[Any]]()
-    for name, places in slices(names, values):
+    for name, places in parts:
         value, ends = subsets.metrics(places)[score.name], subsets.interval(places, score.name)
         span = "" if ends is None else f"{ends.low:.4g} to {ends.high:.4g}"
         rows.append([name, len(places), value, span])

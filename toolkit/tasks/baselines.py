@@ -138,6 +138,18 @@ def _fitted(targets: np.ndarray, found: Any, several: bool) -> list[Any]:
     return models
 
 
+def frequent_text(
+    column: str,
+    train: Dataset,
+    sets: Mapping[str, Dataset],
+    scores: Callable[[Sequence[str], Sequence[str]], dict[str, float]],
+) -> Iterator[tuple[str, Scores]]:
+    """Yields the most frequent text of a column as the answer to every row; `scores` compares texts with references."""
+    answer = Counter(train[column][:]).most_common(1)[0][0]
+    found = {name: scores([answer] * len(rows), rows[column][:]) for name, rows in sets.items()}
+    yield f"always {shorten(answer, LETTERS)!r}", found
+
+
 def frequent_tags(train: Dataset) -> Callable[[Sequence[str]], list[str]]:
     """Returns a function that tags each token as it was tagged most often in the training rows, or else `O`."""
     counts: dict[str, Counter[str]] = {}

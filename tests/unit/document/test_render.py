@@ -17,7 +17,7 @@ from launching import ROOT
 from markdown_it import MarkdownIt
 
 from toolkit.document import render
-from toolkit.document.blocks import Cell, Code, Figure, Folded, Gallery, Highlights, Section, Table, Text
+from toolkit.document.blocks import Cell, Code, Figure, Folded, Gallery, Highlights, Marked, Section, Table, Text
 from toolkit.document.charts import MOST_POINTS, axis, line_chart, number_text
 
 NASTY = "<script>alert(1)</script> & \"q\" 'a' ``` | <img src=x onerror=alert(1)>"
@@ -27,11 +27,13 @@ SVG = "{http://www.w3.org/2000/svg}"
 def everything() -> list[Section]:
     """Returns one block of each type, with user text wherever possible."""
     chart = line_chart({NASTY: ([1, 2], [1.0, 2.0]), "b": ([1], [3])}, title=NASTY, x_label=NASTY, y_label=NASTY)
+    words = Marked([(NASTY, mark) for mark in ("", "mark", "ins", "del")])
     rows = [[NASTY, 3.0], ["b", Cell("twenty", 20.0, 0.5)], ["a", None], ["c", -1], ["d", math.nan]]
     blocks = [
         Text(NASTY),
         Highlights([(NASTY, NASTY)]),
         Gallery([Figure(NASTY, chart), Figure("p", png=b"png")], NASTY),
+        Table(["words"], [[words]]),
     ]
     return [
         Section("One", [Table([NASTY, "size"], rows, sortable=True, caption=NASTY)]),
@@ -74,6 +76,16 @@ def test_markup_in_rows_stays_text() -> None:
     assert kinds - {"text_special"} == {"text", "strong_open", "strong_close"}  # a highlight's value is bold
     whole = ["".join(child.content for child in token.children) for token in tokens if token.type == "inline"]
     assert [found.replace(text, "T") for found in whole] == ["T", "T", "T", "T", "T:", "T", "T", "T T"]
+
+
+def test_marked_words_are_marked_in_html_and_markdown() -> None:
+    words = Marked([("*one*", ""), ("t|o", "mark"), ("uh", "ins"), ("<four>", "del"), ("…", "")])
+    sections = [Section("s", [Table(["words", "size"], [[words, 1]], sortable=True)])]
+    html = render.render_html("t", "", sections)
+    assert ">*one* <mark>t|o</mark> <ins>uh</ins> <del>&lt;four&gt;</del> …</td>" in html
+    assert "| \\*one\\* **t\\|o** *uh* ~~&lt;four>~~ … | 1 |" in render.render_markdown("t", "", sections)
+    text = MarkdownIt().enable(["table", "strikethrough"]).render(render.render_markdown("t", "", sections))
+    assert "<td>*one* <strong>t|o</strong> <em>uh</em> <s>&lt;four&gt;</s> …</td>" in text
 
 
 def test_a_page_asks_for_nothing() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from toolkit.api.batch import Description
 from toolkit.metrics.intervals import Interval
 from toolkit.metrics.score import Quality, Score, per_class_scores
-from toolkit.report.scores import Scores
+from toolkit.report.scores import Scores, described
 
 TASK = SimpleNamespace(
     best_metric="accuracy", scores=(Score("accuracy"), Score("f1_macro"), *per_class_scores(["f1"], ["a"]))
@@ -42,3 +43,20 @@ def test_a_task_without_quality_has_plain_scores() -> None:
         [["eval_accuracy", "0.9243"], ["eval_f1_macro", "0.75"], ["eval_loss", "0.5"]],
     )
     assert (scores.hints, scores.figures) == ([], {})
+
+
+def test_aligned_words_are_below_each_other_in_the_terminal() -> None:
+    words = [
+        ("equal", "one", "one"),
+        ("substitution", "too", "three"),
+        ("insertion", "uh", ""),
+        ("deletion", "", "six"),
+    ]
+    assert described(Description("clip.wav", "one too uh", "one three six", words)) == (
+        "clip.wav\n    predicted one too   uh ***\n    expected  one three ** six"
+    )
+    assert described(Description("clip.wav", "one", "one", words[:1])) == "clip.wav\n    -> one, expected one"
+    predicted, expected = described(Description("", "", "", words * 20)).splitlines()[1:]
+    assert predicted.startswith("    predicted one too   uh *** one too")
+    assert len(predicted) == len(expected) <= 80
+    assert predicted.endswith("…")

@@ -205,7 +205,7 @@ def training_loader(
         unpadded: whether the model computes on rows without padding, so that padding does not count as tokens.
     """
     train = cfg.train
-    budget = training_budget(features, cfg, mesh, task.modality, unpadded)
+    budget = training_budget(features, cfg, mesh, task.unit, unpadded)
     sampler = WindowSampler(training_order(features, cfg, mesh, budget), mesh.data_rank)
     persistent = train.dataloader_persistent_workers and workers > 0
     if persistent:

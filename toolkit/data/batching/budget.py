@@ -32,11 +32,6 @@ SAMPLES_PER_FRAME = 320
 """Audio samples that speech models merge into one position of their layers (20 ms at 16 kHz)."""
 
 
-def unit(modality: str) -> str:
-    """Returns what rows of a modality are measured in."""
-    return "samples" if modality == "audio" else "tokens"
-
-
 def lengths_of(features: datasets.Dataset) -> np.ndarray:
     """Returns the lengths of feature rows, `[rows, sides]`: inputs and, if they are padded separately, targets."""
     total = np.asarray(features["length"][:], dtype=np.int64)
@@ -119,10 +114,11 @@ class Budget:
         return list(zip(totals[order].tolist(), numbers[order].tolist(), strict=True))
 
 
-def training_budget(
-    features: datasets.Dataset, cfg: Config, mesh: Mesh, modality: str, unpadded: bool
-) -> Budget | None:
-    """Returns the budget of a run's training, or None; `unpadded` says whether layers and attention skip padding."""
+def training_budget(features: datasets.Dataset, cfg: Config, mesh: Mesh, unit: str, unpadded: bool) -> Budget | None:
+    """Returns the budget of a run's training in the task's `unit`, or None.
+
+    `unpadded` says whether layers and attention skip padding.
+    """
     tokens, parallel = cfg.train.max_tokens_per_batch, cfg.parallel
     if tokens is None:
         return None
@@ -131,8 +127,8 @@ def training_budget(
     return Budget(
         tokens,
         lengths_of(features),
-        unpadded and modality != "audio",  # speech models' convolutions compute on padded clips
-        LONG_ROW * (SAMPLES_PER_FRAME if modality == "audio" else 1),
+        unpadded and unit != "samples",  # speech models' convolutions compute on padded clips
+        LONG_ROW * (SAMPLES_PER_FRAME if unit == "samples" else 1),
         equal_counts=mesh.fsdp > 1 or parallel.backend == "deepspeed",
         multiple=mesh.pipeline if interleaved else 1,
     )
@@ -156,7 +152,7 @@ def _own_rows(train: TrainConfig) -> int:
     return train.micro_batch * train.accumulation
 
 
-def over_budget(key: str, tokens: int | None, features: datasets.Dataset, modality: str) -> list[str]:
+def over_budget(key: str, tokens: int | None, features: datasets.Dataset, unit: str) -> list[str]:
     """Returns a note if rows are longer than the budget of the setting `key`, or nothing."""
     if tokens is None:
         return []
@@ -166,7 +162,7 @@ def over_budget(key: str, tokens: int | None, features: datasets.Dataset, modali
         return []
     rows = "row has" if longer == 1 else "rows have"
     return [
-        f"{key}: {longer:,} of {len(lengths):,} {rows} more than {tokens:,} {unit(modality)} (up to "
+        f"{key}: {longer:,} of {len(lengths):,} {rows} more than {tokens:,} {unit} (up to "
         f"{int(lengths.max()):,}); each is a batch of its own, so memory is not limited by the budget"
     ]
 

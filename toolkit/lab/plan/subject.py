@@ -79,7 +79,7 @@ def _extended(
     if length is None:
         full = [None if limit is None else padded_length(limit, multiple_of(processor)) for limit in (source, target)]
         return stretched(batch, shorter, *full)
-    room = getattr(config, "max_position_embeddings", None) if task.modality == "text" else None
+    room = getattr(config, "max_position_embeddings", None) if task.unit == "tokens" else None
     if room is not None and length > room:
         raise ConfigError([f"--length: received {length}, but this {config.model_type} has {room} positions"])
     made = stretched(batch, shorter, length, None if target is None else length)

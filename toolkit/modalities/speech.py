@@ -1,0 +1,466 @@
+"""Speech: recordings in, transcripts out; processors, vocabularies and labels of CTC models and encoder-decoders."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.api.batch import IGNORE_INDEX, BadRow, Processor
+from toolkit.api.random import RowRandom
+from toolkit.base.errors import pretrained_error
+from toolkit.config.sections import ModelConfig
+from toolkit.modalities import audio, seq2seq, text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+AUTO_PROCESSOR, LIBRARIES = "AutoProcessor", audio.LIBRARIES
+CTC = (
+    "data2vec-audio", "hubert", "sew", "sew-d", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-bert",
+    "wav2vec2-conformer", "wavlm",
+)  # fmt: skip
+"""Types of encoders that give a character for each frame of 20 ms."""
+ENCODER_DECODERS = ("whisper", "moonshine", "speech_to_text")
+"""Types of models that write the transcript token by token."""
+VOCABULARIES = ("vocab.json", "tokenizer.json", "tokenizer_config.json", "sentencepiece.bpe.model")
+"""Files of which a folder with a tokenizer has one."""
+WITHOUT_SPACES = ("zh", "yue", "ja", "th", "lo", "my")
+"""Languages whose words Whisper does not separate; in others, pretraining began every transcript with a space."""
+
+
+def is_ctc(config: PreTrainedConfig) -> bool:
+    """Whether a model gives a character for each frame."""
+    return config.model_type in CTC
+
+
+def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
+    """Returns what is wrong between a model and the task's options, as full messages."""
+    kind, ctc = config.model_type, is_ctc(config)
+    if kind not in (*CTC, *ENCODER_DECODERS):
+        return [f"model: received a {kind}; speech recognition needs one of {', '.join((*CTC, *ENCODER_DECODERS))}"]
+    room = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
+    if not ctc and room is not None and options.max_target_length > room:
+        given = f"task.max_target_length: received {options.max_target_length}"
+        return [f"{given}, but this {kind} writes at most {room} tokens"]
+    unused = {
+        "num_beams": ctc and options.num_beams > 1,
+        "label_smoothing_factor": ctc and options.label_smoothing_factor > 0,
+        "vocabulary": not ctc and options.vocabulary != "auto",
+        "task": kind != "whisper" and options.task != "transcribe",
+        "generation": ctc and bool(options.generation),
+    }
+    ours = [f"task.{name}: has no effect on a {kind}; remove it" for name, each in unused.items() if each]
+    return ours or audio.clip_problems(config, options.audio)
+
+
+def frame_steps(config: PreTrainedConfig) -> list[list[int]]:
+    """Returns kernel, stride and padding of each step from samples (of wav2vec2-bert: from its features) to frames."""
+    steps = []
+    if hasattr(config, "conv_kernel"):
+        steps = [[kernel, stride, 0] for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True)]
+    if getattr(config, "add_adapter", False):
+        kernel = getattr(config, "adapter_kernel_size", 1) if config.model_type == "wav2vec2-bert" else 1
+        steps += [[kernel, config.adapter_stride, kernel // 2]] * config.num_adapter_layers
+    return steps
+
+
+def num_frames(length: int, steps: Sequence[Sequence[int]]) -> int:
+    """Returns the number of frames that convolutions make of an input of this length."""
+    for kernel, stride, padding in steps:
+        length = (length + 2 * padding - kernel) // stride + 1
+    return max(0, length)
+
+
+def least_frames(file: Mapping[str, Any], extractor: Any, options: Any, steps: Sequence[Sequence[int]]) -> int:
+    """Returns the frames of a clip at the highest speed of training."""
+    samples = int(file["frames"] / file["rate"] * extractor.sampling_rate / (1 + options.audio.speed))
+    if not audio.takes_waveforms(extractor):
+        samples = num_frames(samples, [[audio.FRAME, audio.HOP, 0], [extractor.stride, extractor.stride, 0]])
+    return num_frames(samples, steps)
+
+
+def fits(labels: Sequence[int], file: Mapping[str, Any], processor: Processor, options: Any, steps: Any) -> bool:
+    """Whether a transcript has at most `max_target_length` labels and, with the `steps` of CTC, frames enough."""
+    if len(labels) > options.max_target_length:
+        return False
+    return steps is None or needed_frames(labels) <= least_frames(file, processor.feature_extractor, options, steps)
+
+
+def needed_frames(labels: Sequence[int]) -> int:
+    """Returns the frames that CTC needs for a transcript: one for each label, and a blank between two equal ones."""
+    return len(labels) + sum(one == other for one, other in pairwise(labels))
+
+
+def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
+    """Decodes a file once; arguments and result are those of `audio.check`.
+
+    Raises:
+        BadRow: if the file cannot be used or is shorter or longer than the limits: its transcript would not fit a part.
+        DataError: if the machine could not read it just now.
+    """
+    found = audio.check(file, options)
+    seconds, limits = found["frames"] / found["rate"], options.audio
+    if seconds < limits.min_seconds:
+        raise BadRow(
+            f"{audio.shown(found)}: lasts {seconds:.3g} s, below task.audio.min_seconds={limits.min_seconds:g}"
+        )
+    if seconds > limits.max_seconds:
+        raise BadRow(
+            f"{audio.shown(found)}: lasts {seconds:.6g} s, above task.audio.max_seconds={limits.max_seconds:g}"
+        )
+    return found
+
+
+def preprocess(files: Sequence[Mapping[str, Any]], processor: Processor, options: Any) -> dict[str, list[Any]]:
+    """Passes references on; `length` is in samples at the model's rate."""
+    return audio.preprocess(files, processor.feature_extractor, options)
+
+
+def longest(options: Any, processor: Processor) -> int:
+    """Returns the samples of the longest clip."""
+    return audio.longest(options, processor.feature_extractor)
+
+
+def lacks_vocabulary(model: ModelConfig, options: Any) -> bool:
+    """Whether a pretrained model comes without the vocabulary, which is then made from the transcripts."""
+    from transformers.utils import cached_file
+
+    if options.vocabulary != "auto":
+        return bool(options.vocabulary == "transcripts")
+    try:
+        return all(
+            cached_file(
+                str(model.name_or_path), name, revision=model.revision or "main",
+                _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
+            ) is None
+            for name in VOCABULARIES
+        )  # fmt: skip
+    except (OSError, ValueError):  # no model is there; loading it says so
+        return False
+
+
+def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
+    """Loads the feature extractor and the tokenizer of a model, a run or a checkpoint as one processor.
+
+    Raises:
+        InputError: if one of them cannot be loaded, or the sampling rate is not the configured one.
+    """
+    extractor, tokenizer = audio.load_processor(source, model, options), text.load_tokenizer(source, model, False)
+    if getattr(tokenizer, "target_lang", None) and options.language not in (None, tokenizer.target_lang):
+        try:
+            tokenizer.set_target_lang(options.language)
+        except ValueError as error:
+            raise pretrained_error("task.language", source, error) from error
+    return _joined(extractor, tokenizer)
+
+
+def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> Processor:
+    """Creates the processor of a new model, with a vocabulary of the training transcripts."""
+    return _joined(audio.new_processor(texts, config, options), _new_tokenizer(texts, config, options))
+
+
+def complete_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any, model: ModelConfig) -> Processor:
+    """Loads the feature extractor of a pretrained encoder, and makes its vocabulary of the training transcripts."""
+    extractor = audio.load_processor(str(model.name_or_path), model, options)
+    return _joined(extractor, _new_tokenizer(texts, config, options))
+
+
+def _new_tokenizer(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
+    if is_ctc(config):
+        return _characters(texts)
+    return (_whisper_tokenizer if config.model_type == "whisper" else _bpe)(texts, config, options)
+
+
+def _joined(extractor: Any, tokenizer: PreTrainedTokenizerBase) -> Processor:
+    import transformers
+
+    names = {"WhisperFeatureExtractor": "Whisper", "SeamlessM4TFeatureExtractor": "Wav2Vec2Bert",
+             "Speech2TextFeatureExtractor": "Speech2Text"}  # fmt: skip
+    kind = getattr(transformers, f"{names.get(type(extractor).__name__, 'Wav2Vec2')}Processor")
+    return kind(feature_extractor=extractor, tokenizer=tokenizer)
+
+
+def _characters(texts: Iterator[str]) -> PreTrainedTokenizerBase:
+    """Returns a tokenizer of the characters of the transcripts; a bar is the space, as wav2vec 2.0's."""
+    from transformers import Wav2Vec2CTCTokenizer
+
+    known = sorted(set().union(*texts) - {" ", "|"})
+    vocabulary = {token: place for place, token in enumerate(["[PAD]", "[UNK]", "|", *known])}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "vocab.json")
+        file.write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+        special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": None, "eos_token": None}
+        return Wav2Vec2CTCTokenizer(str(file), word_delimiter_token="|", **special)
+
+
+def _bpe(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
+    return text.train_tokenizer(
+        texts, config.vocab_size, seq2seq.STYLE, options.max_target_length, seq2seq.MODEL_INPUTS
+    )
+
+
+def _whisper_tokenizer(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
+    """Returns a tokenizer with Whisper's special tokens in its order; only its first tokens are of these texts."""
+    from transformers import WhisperTokenizer
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    end = "<|endoftext|>"
+    others = ["<|startoftranscript|>", *(f"<|{code}|>" for code in LANGUAGES), "<|translate|>", "<|transcribe|>",
+              "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]  # fmt: skip
+    style = text.TokenizerStyle({"eos_token": end, "pad_token": end}, None, lowercase=False)
+    size = max(257, config.vocab_size - len(others))
+    trained = text.train_tokenizer((f" {each}" for each in texts), size, style, options.max_target_length, ())
+    found = json.loads(trained.backend_tokenizer.to_str())["model"]
+    merges = [tuple(pair) for pair in found["merges"]]
+    # The library expects the end of a text behind the words, and before the other special tokens.
+    words = sorted(set(found["vocab"]) - {end}, key=found["vocab"].__getitem__)
+    vocabulary = {word: place for place, word in enumerate([*words, end])}
+    tokenizer = WhisperTokenizer(vocab=vocabulary, merges=merges, pad_token=end)
+    tokenizer.add_special_tokens({"additional_special_tokens": others})
+    return tokenizer
+
+
+def configure(config: PreTrainedConfig, processor: Processor, new: bool) -> None:
+    """Sets the size of the vocabulary and the special ids; shortens Whisper's positions to the clips' length."""
+    audio.configure(config, processor.feature_extractor, new)
+    tokenizer = processor.tokenizer
+    if is_ctc(config):
+        config.vocab_size, config.pad_token_id = len(tokenizer), tokenizer.pad_token_id
+        config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+    elif new:
+        config.vocab_size = len(tokenizer)
+        start = "<|startoftranscript|>" if config.model_type == "whisper" else tokenizer.bos_token
+        config.decoder_start_token_id = tokenizer.convert_tokens_to_ids(start)
+        for name in ("pad", "bos", "eos"):
+            setattr(config, f"{name}_token_id", getattr(tokenizer, f"{name}_token_id"))
+        for name in ("suppress_tokens", "begin_suppress_tokens"):  # of the published vocabularies
+            if hasattr(config, name):
+                setattr(config, name, None)
+
+
+def language_code(language: str) -> str | None:
+    """Returns Whisper's code of a language, given by code or English name; None if it has none."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
+
+    code = TO_LANGUAGE_CODE.get(language.lower(), language.lower())
+    return code if code in LANGUAGES else None
+
+
+def language_problems(tokenizer: Any, options: Any, by_row: bool) -> list[str]:
+    """Returns why a tokenizer does not fit the language settings; `by_row` says whether rows have languages."""
+    language = options.language
+    if not is_multilingual(tokenizer):
+        used = options.normalize == "whisper" or getattr(tokenizer, "target_lang", None)
+        wanted = {"task.language": language is not None and not used, "data.columns.language": by_row}
+        return [
+            f"{key}: given, but this model is not told a language; remove it" for key, each in wanted.items() if each
+        ]
+    if language is not None and language_code(language) is None:
+        return [f"task.language: received {language!r}, not the code or name of a language that Whisper knows"]
+    if language is None and not by_row:
+        columns = "data.columns.language to the column that holds it"
+        return [f"task.language: this model is told the language of the transcripts; set it, or {columns}"]
+    return []
+
+
+def is_multilingual(tokenizer: Any) -> bool:
+    """Whether a tokenizer is Whisper's, with the tokens of languages that transcripts begin with."""
+    return "<|transcribe|>" in tokenizer.get_added_vocab() and "<|en|>" in tokenizer.get_added_vocab()
+
+
+def prefix(tokenizer: Any, start: int, language: str | None, task: str) -> list[int]:
+    """Returns the tokens that the decoder is given before a transcript; `start` is the decoder's start id."""
+    found = tokenizer.get_added_vocab()
+    names = ["<|notimestamps|>"]
+    if is_multilingual(tokenizer) and language is not None:
+        names = [f"<|{language_code(language)}|>", f"<|{task}|>", *names]
+    return [start, *(found[name] for name in names if name in found)]
+
+
+def encode(
+    texts: Sequence[str], languages: Sequence[str | None], tokenizer: Any, start: int | None, task: str
+) -> list[list[int]]:
+    """Returns the labels of transcripts: characters (CTC; `start` is None), or what an encoder-decoder writes.
+
+    The latter are Whisper's tokens of language and task, the transcript, and the end token.
+    """
+    if start is None:
+        return [tokenizer(each)["input_ids"] for each in texts]
+    end, whisper = tokenizer.eos_token_id, "<|notimestamps|>" in tokenizer.get_added_vocab()
+    found = []
+    for each, language in zip(texts, languages, strict=True):
+        space = " " if whisper and language_code(language or "en") not in WITHOUT_SPACES else ""
+        ids = tokenizer(space + each, add_special_tokens=False)["input_ids"]
+        found.append([*prefix(tokenizer, start, language, task)[1:], *ids, end])
+    return found
+
+
+def collate(
+    features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Builds the model's inputs `[B, ...]` float32 (see `audio.collate`), and the lengths `[B]` int64 of the clips.
+
+    Lengths are in samples, or in the frames of the features.
+    """
+    import torch
+
+    extractor = processor.feature_extractor
+    arrays = audio.arrays(features, extractor, options.audio, random)
+    return audio.batched(arrays, extractor), torch.tensor([len(each) for each in arrays])
+
+
+def pad_labels(features: Sequence[dict[str, Any]]) -> Tensor:
+    """Returns labels as `[B, T]` int64, padded on the right with `IGNORE_INDEX`; T is at least 1."""
+    import torch
+
+    labels = torch.full((len(features), max(1, *(len(row["labels"]) for row in features))), IGNORE_INDEX)
+    for place, row in zip(labels, features, strict=True):
+        place[: len(row["labels"])] = torch.tensor(row["labels"], dtype=torch.int64)
+    return labels
+
+
+def decoder_inputs(labels: Tensor, start: int, pad: int) -> dict[str, Tensor]:
+    """Returns the decoder's inputs `[B, T]` int64: `start`, and the labels without the last one."""
+    ids = labels.roll(1, dims=1)
+    ids[:, 0] = start
+    return {"decoder_input_ids": ids.masked_fill(ids == IGNORE_INDEX, pad)}
+
+
+def ctc_losses(logits: Tensor, labels: Tensor, frames: Tensor, blank: int) -> Tensor:
+    """Returns the CTC loss (Graves et al. 2006) of each row, `[B]`; 0 for rows without labels.
+
+    Args:
+        logits: `[B, frames, vocabulary]`.
+        labels: `[B, T]`; `IGNORE_INDEX` is ignored.
+        frames: `[B]`, the frames of each row.
+        blank: id of the blank.
+    """
+    import torch
+    from torch.nn.functional import ctc_loss, log_softmax
+
+    lengths = (labels != IGNORE_INDEX).sum(-1)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    probabilities = log_softmax(logits, dim=-1, dtype=dtype).transpose(0, 1)
+    with torch.backends.cudnn.flags(enabled=False):  # cuDNN's is not deterministic
+        losses = ctc_loss(
+            probabilities, labels.clamp(min=0), frames.clamp(max=logits.shape[1]), lengths, blank=blank,
+            reduction="none",
+        )  # fmt: skip
+    return losses.masked_fill(lengths == 0, 0.0)
+
+
+def best_path(logits: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the most likely token of each frame, and its logarithmic probability.
+
+    Both are `[B, frames]`, the first int32 and `IGNORE_INDEX` behind the row's frames, where the second is 0.
+    """
+    import torch
+
+    scores, ids = logits.float().log_softmax(-1).max(-1)
+    padding = torch.arange(logits.shape[1], device=logits.device) >= frames[:, None]
+    return ids.int().masked_fill(padding, IGNORE_INDEX), scores.masked_fill(padding, 0.0)
+
+
+def confidence(ids: Tensor, scores: Tensor, blank: int) -> Tensor:
+    """Returns the geometric mean of the probabilities of a row's frames that are no blank, `[B]`; 0 without any."""
+    spoken = (ids != blank) & (ids != IGNORE_INDEX)
+    counts = spoken.sum(-1)
+    return ((scores * spoken).sum(-1) / counts.clamp(min=1)).exp().masked_fill(counts == 0, 0.0)
+
+
+def generate(
+    model: Any, outputs: Any, inputs: Mapping[str, Tensor], prefixes: Tensor, **settings: Any
+) -> tuple[Tensor, Tensor]:
+    """Generates transcripts with greedy or beam search.
+
+    Args:
+        model: a `PreTrainedModel`, not wrapped in DDP.
+        outputs: outputs of its forward pass; their encoder states are used again.
+        inputs: inputs of that pass.
+        prefixes: `[B, P]` int64, the decoder's first tokens.
+        **settings: fields of `transformers.GenerationConfig`.
+
+    Returns:
+        Ids `[B, T]` int32, padded with the padding id, and the geometric mean of their probabilities `[B]`.
+    """
+    import torch
+    from transformers import GenerationMixin
+    from transformers.modeling_outputs import BaseModelOutput
+
+    own = getattr(model, "get_base_model", lambda: model)()
+    more = {name: inputs[name] for name in ("attention_mask",) if name in inputs}
+    # Whisper's own `generate` cuts long recordings into parts; clips are not longer than one.
+    generate_ids: Any = GenerationMixin.generate
+    made = generate_ids(
+        own, encoder_outputs=BaseModelOutput(last_hidden_state=outputs.encoder_last_hidden_state),
+        decoder_input_ids=prefixes, do_sample=False, return_dict_in_generate=True, output_scores=True, **more,
+        **settings,
+    )  # fmt: skip
+    ids = made.sequences[:, prefixes.shape[1] :]
+    scores = own.compute_transition_scores(
+        made.sequences, made.scores, getattr(made, "beam_indices", None), normalize_logits=True
+    )
+    written = torch.isfinite(scores) & (ids[:, : scores.shape[1]] != own.generation_config.pad_token_id)
+    mean = scores.masked_fill(~written, 0.0).sum(-1) / written.sum(-1).clamp(min=1)
+    return ids.int(), mean.exp()
+
+
+def generation_fields(tokenizer: Any, language: str | None, task: str, start: int) -> dict[str, Any]:
+    """Returns the fields of the generation config with which `generate` and pipelines transcribe as in training."""
+    found = tokenizer.get_added_vocab()
+    fields = {"decoder_start_token_id": start, "eos_token_id": tokenizer.eos_token_id,
+              "pad_token_id": tokenizer.pad_token_id}  # fmt: skip
+    if "<|notimestamps|>" not in found:
+        return fields
+    fields |= {"no_timestamps_token_id": found["<|notimestamps|>"], "return_timestamps": False,
+               "forced_decoder_ids": None, "is_multilingual": is_multilingual(tokenizer)}  # fmt: skip
+    if is_multilingual(tokenizer):
+        tasks = {name: found[f"<|{name}|>"] for name in ("transcribe", "translate")}
+        codes = {name: place for name, place in found.items() if language_code(name.strip("<|>")) == name.strip("<|>")}
+        chosen = None if language is None else language_code(language)
+        fields |= {"lang_to_id": codes, "task_to_id": tasks, "task": task, "language": chosen}
+    return fields
+
+
+def decode(ids: Any, tokenizer: Any, ctc: bool) -> list[str]:
+    """Decodes ids `[rows, T]`, padded with `IGNORE_INDEX`, into texts; those of CTC are of frames."""
+    rows = [row[row != IGNORE_INDEX].tolist() for row in ids]
+    # As transformers' pipelines: the blank of CTC is a special token.
+    return [tokenizer.decode(row, skip_special_tokens=not ctc).strip() for row in rows]
+
+
+@cache
+def normaliser(name: str, english: bool, case: str, punctuation: str) -> Callable[[str], str]:
+    """Returns a function that normalises transcripts; see the task's options."""
+    from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
+
+    spelled = EnglishTextNormalizer({}) if english and name == "whisper" else BasicTextNormalizer()
+    first: Callable[[str], str] = str if name == "none" else spelled
+    cased: Callable[[str], str] = {"keep": str, "lower": str.lower, "upper": str.upper}[case]
+    last = without_punctuation if punctuation == "remove" else str
+    return lambda words: " ".join(last(cased(first(words))).split())
+
+
+def without_punctuation(words: str) -> str:
+    """Replaces punctuation and symbols with spaces, except apostrophes inside words."""
+    kept = []
+    for place, letter in enumerate(words):
+        inside = letter in "'\u2019" and words[place - 1 : place].isalnum() and words[place + 1 : place + 2].isalnum()
+        kept.append(letter if inside or unicodedata.category(letter)[0] not in "PS" else " ")
+    return "".join(kept)
+
+
+def unknown_characters(texts: Sequence[str], tokenizer: Any) -> dict[str, int]:
+    """Returns the characters of transcripts that a CTC vocabulary lacks, with their counts, the most frequent first."""
+    counts = Counter("".join(texts).replace(" ", ""))
+    upper = getattr(tokenizer, "do_lower_case", False)
+    known = tokenizer.get_vocab()
+    return {each: count for each, count in counts.most_common() if (each.upper() if upper else each) not in known}
