@@ -244,7 +244,7 @@ def durations(whole: bool) -> Limits:
             why += f"; {longer:,} are cropped"
         found = [Guess("task.audio.max_seconds", limit, why)]
         rate, count = rates.most_common(1)[0]
-        if model.settings and rate < HIGHEST_RATE:
+        if model.settings and rate < HIGHEST_RATE and not whole:
             found.append(Guess("task.audio.sampling_rate", rate, f"that of {count:,} of {len(clips):,} clips"))
         return found
 

@@ -430,7 +430,6 @@ def is_transcript(column: ColumnProfile) -> bool:
 
 _TRANSCRIPTS = " ".join(("transcripts", *TEXT_NAMES)).replace("_", "")
 _TRANSCRIPT = Role("text", _TRANSCRIPTS, is_transcript, length)
-_SPOKEN = Role("language", "locale lang sprache", lambda column: column.kind == TEXT and len(column.counts) > 1)
 _START = Role("start", "begin onset from anfang beginn xmin tmin t0", lambda column: bool(column.numbers))
 _END = Role("end", "stop finish to offset ende xmax tmax t1", lambda column: bool(column.numbers))
 _OTHER_PARTS = frozenset(
@@ -452,10 +451,7 @@ def find_speech(profile: Profile, given: Columns) -> Columns | None:
     labels = [each for each in profile.columns.values() if _LABEL.named(each) == 2 and can_be_label(each)]
     if "label" in given or (labels and not is_files(profile.source) and "text" not in given):
         return None
-    found = _with_parts(profile, given, roles(_AUDIO, _TRANSCRIPT)(profile, given))
-    free = {name: column for name, column in profile.columns.items() if found and name not in found.values()}
-    spoken = _SPOKEN.choose(free)
-    return found if found is None or spoken is None else {"language": spoken} | found
+    return _with_parts(profile, given, roles(_AUDIO, _TRANSCRIPT)(profile, given))
 
 
 def _with_parts(profile: Profile, given: Columns, found: Columns | None) -> Columns | None:
@@ -472,6 +468,30 @@ def _with_parts(profile: Profile, given: Columns, found: Columns | None) -> Colu
             f"these: {COLUMN}start=COLUMN {COLUMN}end=COLUMN"
         )
     return found | parts
+
+
+def spoken(sample: Sample) -> list[Guess]:
+    """Returns the language that Whisper is told; raises InputError if neither a column nor the transcripts show it."""
+    from toolkit.modalities.speech import language_code
+
+    name, columns = sample.model.name, sample.profile.columns.values()
+    if name.endswith("-960h"):
+        upper = "English in upper case, without punctuation, is what this model writes already"
+        others = Guess("task.vocabulary", "transcripts", "this model writes English; its encoder learns others")
+        english = [Guess("task.case", "upper", upper), Guess("task.punctuation", "remove")]
+        return english if sample.languages == ["en"] else [others]
+    named = {"task.language", f"{COLUMN}language"} & sample.given.keys()
+    if sample.model.model_type != "whisper" or name.endswith(".en") or named:
+        return []
+    for column in columns:
+        if {"language", "locale", "lang"} & {*_words(column.name)} and all(map(language_code, column.counts)):
+            (first, _), *others = column.counts.most_common()
+            why = f"{column.name!r} holds the languages of the transcripts"
+            return [Guess(f"{COLUMN}language", column.name, why) if others else Guess("task.language", first, why)]
+    if (found := sample.languages[0]) is None:
+        problem = f"{name} is told the language, which the transcripts do not show; name it: task.language=english"
+        raise InputError(f"{sample.profile.source}: {problem}")
+    return [Guess("task.language", found, f"that of the transcripts: {LANGUAGES[found].names[0].capitalize()}")]
 
 
 KINDS = (
@@ -492,6 +512,7 @@ KINDS = (
         find=find_speech,
         texts=("text",),
         limits=durations(whole=True),
+        settings=[spoken],
     ),
     Kind(
         *("audio", "reviews", "audio clips with a label"),
