@@ -32,38 +32,13 @@ class Candidate:
     languages: tuple[str, ...] = ()
     model_type: str = ""  # its type in transformers, where settings depend on it
     for_gpu: bool = False  # whether it is too large for most CPUs
+    told: bool = False  # whether it is told the language, which must be recognised
 
 
 _ENCODERS = (
     Candidate("distilbert/distilbert-base-uncased", "a small English model", languages=("en",)),
     Candidate("distilbert/distilbert-base-multilingual-cased", "a small model of 104 languages"),
 )
-_KNOWN = tuple(
-    [
-        "en",
-        "de",
-        "fr",
-        "es",
-        "it",
-        "nl",
-        "pt",
-        "pl",
-        "ro",
-        "sv",
-        "cs",
-        "tr",
-        "ja",
-        "zh",
-        "ko",
-        "uk",
-        "ru",
-        "ar",
-        "he",
-        "hi",
-        "th",
-    ]
-)
-"""Codes of `LANGUAGES`: Whisper is told the language."""
 _CHAT = (Candidate("Qwen/Qwen2.5-0.5B-Instruct", "a small chat model of many languages", 32768, 5e-5),)
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "text": _ENCODERS,
@@ -74,7 +49,7 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     ),
     "audio": (Candidate("openai/whisper-tiny", "the smallest Whisper, many languages", None, 1e-4),),
     "speech": (
-        Candidate("openai/whisper-small", "Whisper, 99 languages", None, 1e-5, _KNOWN, "whisper", for_gpu=True),
+        Candidate("openai/whisper-small", "Whisper, 99 languages", None, 1e-5, (), "whisper", for_gpu=True, told=True),
         Candidate("facebook/wav2vec2-base-960h", "reads English, learns the characters of others", None),
     ),
     "translation": (
@@ -156,6 +131,7 @@ def choose(kind: str, languages: Sequence[str | None], asked: str | None) -> Mod
     from toolkit.modalities.text import positions
 
     fitting = [each for each in CANDIDATES[kind] if not each.languages or set(languages) <= set(each.languages)]
+    fitting = [each for each in fitting if not (each.told and None in languages)]
     fitting.sort(key=lambda each: each.for_gpu and not has_gpu())
     known = next((each for each in fitting if asked is None and local_folder(each.name)), fitting[0])
     if asked is not None:
