@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -458,9 +457,7 @@ def without_punctuation(words: str) -> str:
     return "".join(kept)
 
 
-def unknown_characters(texts: Sequence[str], tokenizer: Any) -> dict[str, int]:
-    """Returns the characters of transcripts that a CTC vocabulary lacks, with their counts, the most frequent first."""
-    counts = Counter("".join(texts).replace(" ", ""))
-    upper = getattr(tokenizer, "do_lower_case", False)
-    known = tokenizer.get_vocab()
-    return {each: count for each, count in counts.most_common() if (each.upper() if upper else each) not in known}
+def unknown_characters(texts: Sequence[str], tokenizer: Any) -> list[str]:
+    """Returns the characters of each transcript that a CTC vocabulary lacks."""
+    upper, known = getattr(tokenizer, "do_lower_case", False), {" ", *tokenizer.get_vocab()}
+    return ["".join(each for each in words if (each.upper() if upper else each) not in known) for words in texts]
