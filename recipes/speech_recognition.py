@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -29,7 +30,14 @@ from toolkit.api.task import Task
 from toolkit.config.fields import Column
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
 from toolkit.main import main
-from toolkit.metrics.transcription import TRANSCRIPTION, transcription_quality, transcription_scores
+from toolkit.metrics.transcription import (
+    TRANSCRIPTION,
+    alignment,
+    frequent_errors,
+    transcription_error,
+    transcription_quality,
+    transcription_scores,
+)
 from toolkit.modalities.options import AudioOptions
 from toolkit.tasks.records import checked_text, columns_of
 from toolkit.tasks.tokens import labelled_positions, token_losses
@@ -41,6 +49,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from toolkit.api.random import RowRandom
+    from toolkit.document.blocks import Section
     from toolkit.metrics.score import Quality
 
 
@@ -278,7 +287,31 @@ class SpeechRecognition(Task):
         return transcription_quality(*self._pairs(records))
 
     def describe(self, record: Record) -> Description:
-        return Description(record["audio"], record["prediction"], record["reference"])
+        aligned = [] if record["reference"] is None else alignment(*self._pair(record))
+        return Description(record["audio"], record["prediction"], record["reference"], aligned)
+
+    def error(self, record: Record) -> tuple[float, ...] | None:
+        return None if record["reference"] is None else transcription_error(*self._pair(record))
+
+    def _pair(self, record: Record) -> tuple[str, str]:
+        return self.normalised(record["prediction"], record["language"]), record["reference"]
+
+    def baselines(
+        self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]
+    ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
+        from toolkit.tasks.baselines import frequent_text
+
+        return frequent_text("text", train, sets, transcription_scores)
+
+    def slices(self, rows: datasets.Dataset) -> Mapping[str, Sequence[float]]:
+        return {"seconds": [clip["frames"] / clip["rate"] for clip in rows["audio"]]}
+
+    def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[Section]:
+        from toolkit.document.blocks import Section, Table
+
+        errors = frequent_errors(*self._pairs(self.decode(predictions, data)))
+        table = Table(["error", "heard", "expected", "times"], errors, sortable=True)
+        return [Section(f"Most frequent errors ({name})", [table] if errors else [])]
 
     def decoded(self, row: dict[str, Any], processor: Processor, training: bool) -> np.ndarray | None:
         from toolkit.modalities import audio
