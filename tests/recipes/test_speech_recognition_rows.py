@@ -196,13 +196,13 @@ def test_transcripts_that_do_not_fit_the_model_are_named_with_their_rows(tmp_pat
     rows = [{"audio": "good.wav", "text": text} for text in ("a" * 60, "word " * 60, "abc" * 32, "fine")]
     data = table(tmp_path, rows)
     # A second is 99 frames here: equal characters need a blank between them.
-    assert "2 of 5 rows need more frames than their recording has (40.0%): 2 and 3" in ";".join(omitted(data))
+    assert "2 of 5 rows need more frames than their recording has (40.0%): 3, 4" in ";".join(omitted(data))
     assert any("rows need more than task.max_target_length=80 labels or more frames than their recording has" in each
                for each in omitted(data, "task.max_target_length=80"))  # fmt: skip
     assert any("need more than task.max_target_length=5 labels" in each
                for each in omitted(data, "task.max_target_length=5", config="smoke_whisper"))  # fmt: skip
     task, cfg = task_and_settings(data)
-    with pytest.raises(DataError, match=r"2 of 5 rows need more frames than their recording has: 2, 3"):
+    with pytest.raises(DataError, match=r"2 of 5 rows need more frames than their recording has: 3, 4"):
         omissions_of(cfg, task, check_rows(cfg, task))
 
 
@@ -233,7 +233,7 @@ def test_what_is_used_but_not_as_it_is_is_counted(tmp_path) -> None:
 def test_the_limit_of_bad_rows_is_kept(tmp_path) -> None:
     data = table(tmp_path, [{"audio": "good.wav", "text": "" if n % 5 == 0 else "one"} for n in range(9)])
     task, cfg = task_and_settings(data)
-    with pytest.raises(DataError, match=r"2 rows cannot be used(.|\n)*rows 3 and 8: column 'text' is empty"):
+    with pytest.raises(DataError, match=r"2 of 10 rows cannot be used(.|\n)*rows 3 and 8: column 'text' is empty"):
         check_rows(cfg, task)
     task, cfg = task_and_settings(data, "data.bad_rows=skip")
     with pytest.raises(DataError, match=r"data.max_bad_rows"):
