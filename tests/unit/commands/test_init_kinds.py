@@ -237,7 +237,9 @@ def test_subsets_of_transcribed_recordings_are_found_by_their_names(tmp_path) ->
 
 def test_ljspeech_s_table_stands_for_its_folder(tmp_path) -> None:
     folder = speech_folder(tmp_path / "speech", "lj")
-    assert init(folder / "metadata.csv", "--from-scratch")["data"]["train_file"] == str(folder)
+    output = ("--output", tmp_path / "new.yaml")
+    assert run_command("init", folder / "metadata.csv", "--from-scratch", *output) == 0
+    assert f"train_file: {folder}  #" in (tmp_path / "new.yaml").read_text(encoding="utf-8")
     lists = "".join(f"wavs/LJ{n}.wav|{TEXTS[n][:20]}\n" for n in range(24))
     (folder / "train_list.csv").write_text(lists)
     data = init(folder / "train_list.csv", "--from-scratch")["data"]

@@ -13,7 +13,7 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import PurePosixPath
 from typing import Any
@@ -35,8 +35,6 @@ FOLDERS = ("clips", "wavs")
 METADATA, _LINES, _FILE = "metadata.csv", ".trans.txt", ".txt"
 _LJSPEECH = [NAMED, "raw_text", "normalized_text"]
 _LIBRISPEECH = re.compile(r"(\d+)-\d+-\d+")
-Read = Callable[[str], bytes]
-"""Returns the content of a file of the folder or archive."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +61,16 @@ def transcript_files(names: Sequence[str], recordings: Mapping[str, Sequence[str
 
 
 def read_transcripts(
-    names: Sequence[str], recordings: Mapping[str, Sequence[str]], read: Read, encoding: str | None
+    names: Sequence[str], recordings: Mapping[str, Sequence[str]], read: Callable[[str], bytes], encoding: str | None
 ) -> Transcripts:
-    """Returns the transcripts of a folder; the arguments are those of `transcript_files`, and `data.encoding`.
-
-    Raises DataError if a file with transcripts cannot be read.
-    """
+    """Returns the transcripts of a folder; raises DataError if one cannot be read. See `transcript_files`."""
     found: dict[str, list[Entry]] = defaultdict(list)
-    sources: dict[str, str] = {}
     for name in transcript_files(names, recordings):
         try:
             text = decoded(read(name), encoding)
         except (OSError, ValueError) as error:
             raise DataError(f"{name}, a file with transcripts, cannot be read: {error}") from error
         for recording, entry in _entries(name, text, recordings):
-            if (first := sources.setdefault(recording, name)) != name and entry.reason is None:
-                entry = replace(entry, reason=f"{recording}: has transcripts in {first} and in {name}")
             found[recording].append(entry)
     return found
 

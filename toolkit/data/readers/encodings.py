@@ -50,16 +50,11 @@ def open_text(file: Path, encoding: str, newline: str | None = None) -> TextIO:
 
 
 def decoded(content: bytes, given: str | None) -> str:
-    """Returns the text of a small file; bytes that are neither UTF-8 nor of the `given` encoding are as `open_text`'s.
-
-    Raises ValueError if it does not have the encoding of its byte-order mark.
-    """
-    if mark := next((mark for mark in _MARKS if content.startswith(mark)), None):
-        return content.decode(_MARKS[mark]).removeprefix("\ufeff")
-    with suppress(UnicodeError):
-        return content.decode()
-    with suppress(UnicodeError):
-        return content.decode(given or UTF_8)
+    """Returns the text of a small file; bytes that are neither UTF-8 nor of the `given` encoding stay as they are."""
+    mark = next((name for mark, name in _MARKS.items() if content.startswith(mark)), None)
+    for encoding in filter(None, (mark, UTF_8, given)):
+        with suppress(UnicodeError):
+            return content.decode(encoding).removeprefix("\ufeff")
     return content.decode(errors="surrogateescape")
 
 

@@ -229,26 +229,22 @@ HIGHEST_RATE = 16000
 """Samples per second of most models of speech."""
 
 
-def durations(whole: bool) -> Limits:
-    """Returns a function that limits the length of clips; of `whole` ones, nothing may be cropped."""
-
-    def guesses(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
-        clips = rows["audio"][:]
-        seconds, rates = [clip["frames"] / clip["rate"] for clip in clips], Counter(clip["rate"] for clip in clips)
-        needed = quantile(seconds, COVERED)
-        limit = min(max(math.ceil(10 * needed) / 10, SHORTEST_CLIP) if needed < 10 else math.ceil(needed), LONGEST_CLIP)
-        why = f"{COVERED:.0%} of the clips have at most {needed:.3g} s"
-        if whole:
-            limit, why = math.ceil(max(seconds)), f"the longest recording has {max(seconds):.3g} s"
-        elif longer := sum(each > limit for each in seconds):
-            why += f"; {longer:,} are cropped"
-        found = [Guess("task.audio.max_seconds", limit, why)]
-        rate, count = rates.most_common(1)[0]
-        if model.settings and rate < HIGHEST_RATE and not whole:
-            found.append(Guess("task.audio.sampling_rate", rate, f"that of {count:,} of {len(clips):,} clips"))
-        return found
-
-    return guesses
+def durations(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
+    """Returns the length of clips; with a transcript, nothing may be cropped."""
+    clips, whole = rows["audio"][:], "text" in rows.column_names
+    seconds, rates = [clip["frames"] / clip["rate"] for clip in clips], Counter(clip["rate"] for clip in clips)
+    needed = quantile(seconds, COVERED)
+    limit = min(max(math.ceil(10 * needed) / 10, SHORTEST_CLIP) if needed < 10 else math.ceil(needed), LONGEST_CLIP)
+    why = f"{COVERED:.0%} of the clips have at most {needed:.3g} s"
+    if whole:
+        limit, why = math.ceil(max(seconds)), f"the longest recording has {max(seconds):.3g} s"
+    elif longer := sum(each > limit for each in seconds):
+        why += f"; {longer:,} are cropped"
+    found = [Guess("task.audio.max_seconds", limit, why)]
+    rate, count = rates.most_common(1)[0]
+    if model.settings and rate < HIGHEST_RATE and not whole:
+        found.append(Guess("task.audio.sampling_rate", rate, f"that of {count:,} of {len(clips):,} clips"))
+    return found
 
 
 SMALL_SIDE, MOST_PIXELS = 48, 128

@@ -511,13 +511,13 @@ KINDS = (
         *("speech", "speech_recognition", "recordings with their transcripts"),
         find=find_speech,
         texts=("text",),
-        limits=durations(whole=True),
+        limits=durations,
         settings=[spoken],
     ),
     Kind(
         *("audio", "reviews", "audio clips with a label"),
         find=find_clips,
-        limits=durations(whole=False),
+        limits=durations,
         settings=[media("audio"), label_settings],
     ),
     Kind(

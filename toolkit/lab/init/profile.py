@@ -192,9 +192,8 @@ def _kind(value: Any) -> str:
 def _kind_of_text(text: str) -> str:
     if _NUMBER.fullmatch(text) and isfinite(number := float(text)):
         return WHOLE if number.is_integer() else NUMBER
-    if _DATE.match(text) and len(text) <= len("2026-01-31T00:00:00.000000+00:00"):
-        return DATE
-    if text.lower() in ("true", "false"):
-        return BOOLEAN
     suffix = Path(text).suffix.lower() if len(text) < 1000 and "\n" not in text else ""
-    return next((name for kind, name in FILES.items() if suffix in SUFFIXES[kind]), TEXT)
+    file = next((name for kind, name in FILES.items() if suffix in SUFFIXES[kind]), TEXT)
+    if file == TEXT and _DATE.match(text) and len(text) <= len("2026-01-31T00:00:00.000000+00:00"):
+        return DATE
+    return BOOLEAN if text.lower() in ("true", "false") else file
