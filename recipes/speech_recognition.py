@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -52,10 +51,6 @@ if TYPE_CHECKING:
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
     from toolkit.metrics.score import Quality
-
-
-MOST_NAMED = 10
-"""Number of characters outside the vocabulary that are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +205,7 @@ class SpeechRecognition(Task):
         ]
         unknown = [""] * len(labels)
         if labelled and self.state["ctc"]:
-            unknown = [self.speech.unknown_characters(words, processor.tokenizer) for words in rows["text"]]
+            unknown = self.speech.unknown_characters(rows["text"], processor.tokenizer)
         columns |= {"labels": labels, "language": languages, "unknown": unknown, "example": list(range(len(labels)))}
         return {
             name: [value for value, kept in zip(values, fits, strict=True) if kept] for name, values in columns.items()
@@ -218,19 +213,20 @@ class SpeechRecognition(Task):
 
     def lost(self, rows: datasets.Dataset, features: datasets.Dataset) -> tuple[Sequence[int], str]:
         kept = set(features["example"][:]) if "example" in features.column_names else set()
-        frames = " or more frames than the recording has" if self.state["ctc"] else ""
-        why = f"need more than task.max_target_length={self.options.max_target_length} labels{frames}"
-        return [place for place in range(len(rows)) if place not in kept], why
+        lost = [place for place in range(len(rows)) if place not in kept]
+        limit, texts = self.options.max_target_length, rows["text"]
+        longer = {len(texts[place]) > limit for place in lost} if self.state["ctc"] else {True}
+        whys = {True: f"more than task.max_target_length={limit} labels", False: "more frames than their recording has"}
+        return lost, f"need {' or '.join(why for case, why in whys.items() if case in longer)}"
 
     def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
         from toolkit.modalities import audio
 
-        counts = Counter(chain.from_iterable(features["unknown"][:])).most_common(MOST_NAMED)
-        unknown = sum(map(len, features["unknown"]))
-        named = ", ".join(f"{letter!r} ({count})" for letter, count in counts)
+        counts = Counter("".join(features["unknown"] if "unknown" in features.column_names else ()))
+        named = ", ".join(f"{letter!r} ({count:,})" for letter, count in counts.most_common(10))
         total = sum(len(words or "") for words in rows["text"])
-        letters = Omission("characters unknown to the model's vocabulary", unknown, total, named)
-        return [letters, *audio.omissions(rows["audio"], self.options)]
+        unknown = Omission("characters unknown to the vocabulary", counts.total(), total, named)
+        return [unknown, *audio.omissions(rows["audio"], self.options)]
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         inputs, lengths = self.speech.collate(features, processor, self.options, random)

@@ -460,8 +460,7 @@ def without_punctuation(words: str) -> str:
     return "".join(kept)
 
 
-def unknown_characters(words: str, tokenizer: Any) -> str:
-    """Returns the characters of a transcript that a CTC vocabulary lacks."""
-    known = tokenizer.get_vocab()
-    upper = getattr(tokenizer, "do_lower_case", False)  # the library's name for writing upper case
-    return "".join(each for each in words if each != " " and (each.upper() if upper else each) not in known)
+def unknown_characters(texts: Sequence[str], tokenizer: Any) -> list[str]:
+    """Returns the characters of each transcript that a CTC vocabulary lacks."""
+    upper, known = getattr(tokenizer, "do_lower_case", False), {" ", *tokenizer.get_vocab()}
+    return ["".join(each for each in words if (each.upper() if upper else each) not in known) for words in texts]

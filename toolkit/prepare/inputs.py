@@ -146,10 +146,9 @@ def omissions_of(cfg: Config, task: Task, rows: CheckedRows) -> list[Omission]:
 
     Raises InputError if the model's processor cannot be loaded, and DataError as `read_inputs`.
     """
-    texts = task.training_texts(rows.splits["train"])
-    config = load_model_config(source_of(cfg))
+    texts, config = task.training_texts(rows.splits["train"]), load_model_config(source_of(cfg))
     processor = processor_of(cfg, task, config, texts)
-    configure_model(config, task, processor, new=cfg.model.from_config is not None)
+    configure_model(config, task, processor, new=cfg.model.from_config is not None)  # rows may not fit the model
     features = {name: tokenise(part, task, processor, labelled=True) for name, part in rows.splits.items()}
     return [*rows.findings.omissions, *omissions(rows.splits, features, task, processor, cfg.data)]
 
