@@ -444,8 +444,8 @@ def normaliser(name: str, english: bool, case: str, punctuation: str) -> Callabl
     """Returns a function that normalises transcripts; see the task's options."""
     from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
 
-    spelled = EnglishTextNormalizer({}) if english and name == "whisper" else BasicTextNormalizer()
-    first: Callable[[str], str] = str if name == "none" else spelled
+    spelled: Any = EnglishTextNormalizer({}) if english and name == "whisper" else BasicTextNormalizer()
+    first = str if name == "none" else spelled
     cased: Callable[[str], str] = {"keep": str, "lower": str.lower, "upper": str.upper}[case]
     last = without_punctuation if punctuation == "remove" else str
     return lambda words: " ".join(last(cased(first(words))).split())
