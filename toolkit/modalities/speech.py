@@ -446,7 +446,7 @@ def normaliser(name: str, english: bool, case: str, punctuation: str) -> Callabl
 
     spelled: Any = EnglishTextNormalizer({}) if english and name == "whisper" else BasicTextNormalizer()
     first = str if name == "none" else spelled
-    cased: Callable[[str], str] = {"keep": str, "lower": str.lower, "upper": str.upper}[case]
+    cased: Any = {"keep": str, "lower": str.lower, "upper": str.upper}[case]
     last = without_punctuation if punctuation == "remove" else str
     return lambda words: " ".join(last(cased(first(words))).split())
 
