@@ -6,6 +6,7 @@ accelerate launch recipes/speech_recognition.py --config recipes/configs/speech_
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,21 +203,30 @@ class SpeechRecognition(Task):
             not labelled or self.speech.fits(label, clip, processor, self.options, self.state["steps"])
             for label, clip in zip(labels, rows["audio"], strict=True)
         ]
-        columns |= {"labels": labels, "language": languages, "example": list(range(len(labels)))}
+        unknown = [""] * len(labels)
+        if labelled and self.state["ctc"]:
+            unknown = self.speech.unknown_characters(rows["text"], processor.tokenizer)
+        columns |= {"labels": labels, "language": languages, "unknown": unknown, "example": list(range(len(labels)))}
         return {
             name: [value for value, kept in zip(values, fits, strict=True) if kept] for name, values in columns.items()
         }
 
     def lost(self, rows: datasets.Dataset, features: datasets.Dataset) -> tuple[Sequence[int], str]:
         kept = set(features["example"][:]) if "example" in features.column_names else set()
-        frames = " or more frames than the recording has" if self.state["ctc"] else ""
-        why = f"need more than task.max_target_length={self.options.max_target_length} labels{frames}"
-        return [place for place in range(len(rows)) if place not in kept], why
+        lost = [place for place in range(len(rows)) if place not in kept]
+        limit, texts = self.options.max_target_length, rows["text"]
+        longer = {len(texts[place]) > limit for place in lost} if self.state["ctc"] else {True}
+        whys = {True: f"more than task.max_target_length={limit} labels", False: "more frames than their recording has"}
+        return lost, f"need {' or '.join(why for case, why in whys.items() if case in longer)}"
 
     def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
         from toolkit.modalities import audio
 
-        return audio.omissions(rows["audio"], self.options)
+        counts = Counter("".join(features["unknown"] if "unknown" in features.column_names else ()))
+        named = ", ".join(f"{letter!r} ({count:,})" for letter, count in counts.most_common(10))
+        total = sum(len(words or "") for words in rows["text"])
+        unknown = Omission("characters unknown to the vocabulary", counts.total(), total, named)
+        return [unknown, *audio.omissions(rows["audio"], self.options)]
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         inputs, lengths = self.speech.collate(features, processor, self.options, random)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -344,16 +343,19 @@ def ctc_losses(logits: Tensor, labels: Tensor, frames: Tensor, blank: int) -> Te
         blank: id of the blank.
     """
     import torch
+    from torch._subclasses.fake_tensor import is_fake
     from torch.nn.functional import ctc_loss, log_softmax
 
-    lengths = (labels != IGNORE_INDEX).sum(-1)
+    lengths, targets = (labels != IGNORE_INDEX).sum(-1), labels.clamp(min=0)
     dtype = torch.promote_types(logits.dtype, torch.float32)
     probabilities = log_softmax(logits, dim=-1, dtype=dtype).transpose(0, 1)
+    if is_fake(logits):  # torch cannot simulate the loss; this keeps a table of its size, frames by twice the labels
+        places = targets.repeat(1, 2).expand(len(probabilities), -1, -1)
+        return -probabilities.gather(2, places).logsumexp(2).sum(0)
     with torch.backends.cudnn.flags(enabled=False):  # cuDNN's is not deterministic
         losses = ctc_loss(
-            probabilities, labels.clamp(min=0), frames.clamp(max=logits.shape[1]), lengths, blank=blank,
-            reduction="none",
-        )  # fmt: skip
+            probabilities, targets, frames.clamp(max=len(probabilities)), lengths, blank=blank, reduction="none"
+        )
     return losses.masked_fill(lengths == 0, 0.0)
 
 
@@ -442,9 +444,9 @@ def normaliser(name: str, english: bool, case: str, punctuation: str) -> Callabl
     """Returns a function that normalises transcripts; see the task's options."""
     from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
 
-    spelled = EnglishTextNormalizer({}) if english and name == "whisper" else BasicTextNormalizer()
-    first: Callable[[str], str] = str if name == "none" else spelled
-    cased: Callable[[str], str] = {"keep": str, "lower": str.lower, "upper": str.upper}[case]
+    spelled: Any = EnglishTextNormalizer({}) if english and name == "whisper" else BasicTextNormalizer()
+    first = str if name == "none" else spelled
+    cased: Any = {"keep": str, "lower": str.lower, "upper": str.upper}[case]
     last = without_punctuation if punctuation == "remove" else str
     return lambda words: " ".join(last(cased(first(words))).split())
 
@@ -458,9 +460,7 @@ def without_punctuation(words: str) -> str:
     return "".join(kept)
 
 
-def unknown_characters(texts: Sequence[str], tokenizer: Any) -> dict[str, int]:
-    """Returns the characters of transcripts that a CTC vocabulary lacks, with their counts, the most frequent first."""
-    counts = Counter("".join(texts).replace(" ", ""))
-    upper = getattr(tokenizer, "do_lower_case", False)
-    known = tokenizer.get_vocab()
-    return {each: count for each, count in counts.most_common() if (each.upper() if upper else each) not in known}
+def unknown_characters(texts: Sequence[str], tokenizer: Any) -> list[str]:
+    """Returns the characters of each transcript that a CTC vocabulary lacks."""
+    upper, known = getattr(tokenizer, "do_lower_case", False), {" ", *tokenizer.get_vocab()}
+    return ["".join(each for each in words if (each.upper() if upper else each) not in known) for words in texts]
