@@ -444,9 +444,9 @@ def normaliser(name: str, english: bool, case: str, punctuation: str) -> Callabl
     """Returns a function that normalises transcripts; see the task's options."""
     from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
 
-    spelled = EnglishTextNormalizer({}) if english and name == "whisper" else BasicTextNormalizer()
-    first: Callable[[str], str] = str if name == "none" else spelled
-    cased: Callable[[str], str] = {"keep": str, "lower": str.lower, "upper": str.upper}[case]
+    spelled: Any = EnglishTextNormalizer({}) if english and name == "whisper" else BasicTextNormalizer()
+    first = str if name == "none" else spelled
+    cased: Any = {"keep": str, "lower": str.lower, "upper": str.upper}[case]
     last = without_punctuation if punctuation == "remove" else str
     return lambda words: " ".join(last(cased(first(words))).split())
 

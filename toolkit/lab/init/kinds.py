@@ -485,9 +485,9 @@ def spoken(sample: Sample) -> list[Guess]:
         return []
     for column in columns:
         if {"language", "locale", "lang"} & {*_words(column.name)} and all(map(language_code, column.counts)):
-            (first, _), *others = column.counts.most_common()
+            (first, _), *more = column.counts.most_common()
             why = f"{column.name!r} holds the languages of the transcripts"
-            return [Guess(f"{COLUMN}language", column.name, why) if others else Guess("task.language", first, why)]
+            return [Guess(f"{COLUMN}language", column.name, why) if more else Guess("task.language", first, why)]
     if (found := sample.languages[0]) is None:
         problem = f"{name} is told the language, which the transcripts do not show; name it: task.language=english"
         raise InputError(f"{sample.profile.source}: {problem}")
