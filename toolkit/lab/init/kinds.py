@@ -477,9 +477,9 @@ def spoken(sample: Sample) -> list[Guess]:
     name, columns = sample.model.name, sample.profile.columns.values()
     if name.endswith("-960h"):
         upper = "English in upper case, without punctuation, is what this model writes already"
-        others = Guess("task.vocabulary", "transcripts", "this model writes English; its encoder learns others")
         english = [Guess("task.case", "upper", upper), Guess("task.punctuation", "remove")]
-        return english if sample.languages == ["en"] else [others]
+        other = Guess("task.vocabulary", "transcripts", "this model writes English; its encoder learns others")
+        return english if sample.languages == ["en"] else [other]
     named = {"task.language", f"{COLUMN}language"} & sample.given.keys()
     if sample.model.model_type != "whisper" or name.endswith(".en") or named:
         return []
