@@ -6,13 +6,16 @@ accelerate launch recipes/speech_recognition.py --config recipes/configs/speech_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from toolkit.api.batch import (
+    IGNORE_INDEX,
     BadRow,
     Batch,
     Description,
@@ -25,6 +28,7 @@ from toolkit.api.batch import (
     Row,
 )
 from toolkit.api.task import Task
+from toolkit.base.errors import InputError
 from toolkit.config.fields import Column
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
 from toolkit.main import main
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     import datasets
     import numpy as np
     from torch import Tensor, nn
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
     from toolkit.metrics.score import Quality
@@ -82,6 +86,13 @@ class SpeechRecognitionOptions:
     """Maximum number of characters (CTC) or tokens of a transcript; rows with longer ones are bad rows."""
     num_beams: Positive = 1
     """Number of beams of beam search by encoder-decoders; 1 is greedy search."""
+    chunk_length_s: Annotated[float, Field(gt=0)] | None = None
+    """Recordings that are longer are transcribed in overlapping parts of this length, in prediction; null uses
+    `audio.max_seconds`."""
+    stride_length_s: Annotated[float, Field(ge=0)] | None = None
+    """How much of a part, at each side where it was cut, only helps to hear the rest; null uses a sixth of the part."""
+    word_times: bool = False
+    """Whether predictions have the column `words`: each word with its beginning and end, in seconds of the clip."""
     label_smoothing_factor: Fraction = 0.0
     """Part of each token's probability that is distributed over the vocabulary (encoder-decoders)."""
     generation: dict[str, Any] = field(default_factory=dict)
@@ -93,7 +104,14 @@ class SpeechRecognitionOptions:
         """Returns what is wrong in combination."""
         own = {"max_new_tokens": "max_target_length", "max_length": "max_target_length", "num_beams": "num_beams",
                "language": "language", "task": "task"}  # fmt: skip
-        return [f"task.generation.{name}: set task.{own[name]}" for name in self.generation if name in own]
+        found = [f"task.generation.{name}: set task.{own[name]}" for name in self.generation if name in own]
+        chunk, most, stride = self.chunk_length_s, self.audio.max_seconds, self.stride_length_s
+        if chunk is not None and chunk > most:
+            found.append(f"task.chunk_length_s: received {chunk:g}, must be at most task.audio.max_seconds={most:g}")
+        elif stride is not None and 2 * stride >= (chunk or most):
+            limit = f"must be less than half of a part of {chunk or most:g} s (task.chunk_length_s)"
+            found.append(f"task.stride_length_s: received {stride:g}, {limit}")
+        return found
 
 
 class SpeechRecognition(Task):
@@ -112,14 +130,14 @@ class SpeechRecognition(Task):
     best_metric = "wer"
     reference = "reference"
     error_name = "word errors"
-    decoding = ("num_beams", "generation")
-    answer_columns = ("prediction", "confidence")
+    decoding = ("num_beams", "generation", "chunk_length_s", "stride_length_s", "word_times")
 
     options: SpeechRecognitionOptions
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self.state = {"ctc": None, "start": None, "blank": None, "steps": None}
+        self.answer_columns = ("prediction", "confidence", *(["words"] if self.options.word_times else []))
 
     @property
     def speech(self) -> Any:
@@ -147,7 +165,7 @@ class SpeechRecognition(Task):
             if not words:
                 raise BadRow(f"nothing is left of its transcript {given!r} after normalisation")
         clip = {**row["audio"], "start": row.get("start"), "end": row.get("end")}
-        return {"audio": self.speech.check(clip, self.options), "text": words, "language": language}
+        return {"audio": self.speech.check(clip, self.options, labelled), "text": words, "language": language}
 
     def _language(self, row: Row) -> str | None:
         """Returns the language of a row; raises BadRow if its column holds none."""
@@ -183,17 +201,19 @@ class SpeechRecognition(Task):
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        columns = self.speech.preprocess(rows["audio"], processor, self.options)
-        languages = list(rows["language"])
-        labels: list[list[int]] = [[] for _ in languages]
+        columns = self.speech.cut(rows["audio"], processor, self.options, self.state["steps"], whole=labelled)
+        files = columns.pop("files")
+        columns |= self.speech.preprocess(files, processor, self.options)
+        languages = [rows["language"][owner] for owner in columns["example"]]
+        labels: list[list[int]] = [[] for _ in files]
         if labelled:
             task, start = self.options.task, self.state["start"]
             labels = self.speech.encode(rows["text"], languages, processor.tokenizer, start, task)
         fits = [
             not labelled or self.speech.fits(label, clip, processor, self.options, self.state["steps"])
-            for label, clip in zip(labels, rows["audio"], strict=True)
+            for label, clip in zip(labels, files, strict=True)
         ]
-        columns |= {"labels": labels, "language": languages, "example": list(range(len(labels)))}
+        columns |= {"labels": labels, "language": languages}
         return {
             name: [value for value, kept in zip(values, fits, strict=True) if kept] for name, values in columns.items()
         }
@@ -207,7 +227,13 @@ class SpeechRecognition(Task):
     def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
         from toolkit.modalities import audio
 
-        return audio.omissions(rows["audio"], self.options)
+        files, limits = rows["audio"], self.options.audio
+        most = self.options.chunk_length_s or limits.max_seconds
+        total, cut = len(files), len(features) - len(set(features["example"][:])) if len(features) else 0
+        return [
+            Omission(f"parts of {most:g} s, in which longer recordings are transcribed, beyond the first", cut, total),
+            *audio.omissions(files, replace(self.options, audio=replace(limits, max_seconds=math.inf))),
+        ]
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         inputs, lengths = self.speech.collate(features, processor, self.options, random)
@@ -215,7 +241,8 @@ class SpeechRecognition(Task):
         batch: Batch = {"inputs": inputs, "labels": labels}
         if self.state["ctc"]:
             frames = [self.speech.num_frames(length, self.state["steps"]) for length in lengths.tolist()]
-            return batch | {"extra": {"frames": lengths.new_tensor(frames)}}
+            kept = [[row["left"], min(row["stop"], count)] for row, count in zip(features, frames, strict=True)]
+            return batch | {"extra": {"frames": lengths.new_tensor(frames), "kept": lengths.new_tensor(kept)}}
         tokenizer, start, task = processor.tokenizer, self.state["start"], self.options.task
         inputs |= self.speech.decoder_inputs(labels, start, tokenizer.pad_token_id)
         prefixes = [self.speech.prefix(tokenizer, start, row["language"], task) for row in features]
@@ -231,27 +258,44 @@ class SpeechRecognition(Task):
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
         """Returns `ids` `[B, T]`, of frames (CTC) or tokens, and `confidence` `[B]`."""
         if self.state["ctc"]:
-            ids, scores = self.speech.best_path(outputs.logits, batch["extra"]["frames"])
+            ids, scores = self.speech.best_path(outputs.logits, batch["extra"]["kept"])
             return {"ids": ids, "confidence": self.speech.confidence(ids, scores, self.state["blank"])}
-        settings = {"max_new_tokens": self.options.max_target_length, "num_beams": self.options.num_beams}
-        settings |= self.options.generation
-        ids, confidence = self.speech.generate(model, outputs, batch["inputs"], batch["extra"]["prefixes"], **settings)
+        prefixes = batch["extra"]["prefixes"]
+        settings = self._generation(model, prefixes.shape[1])
+        ids, confidence = self.speech.generate(model, outputs, batch["inputs"], prefixes, **settings)
         return {"ids": ids, "confidence": confidence}
+
+    def _generation(self, model: Any, prefix: int) -> dict[str, Any]:
+        options = self.options
+        most = self.speech.num_new_tokens(model.config, options.max_target_length, prefix)
+        return {"max_new_tokens": most, "num_beams": options.num_beams, **options.generation}
+
+    def generation_fields(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        if self.state["ctc"]:
+            return {}
+        tokenizer, start, options = processor.tokenizer, self.state["start"], self.options
+        prefix = self.speech.prefix(tokenizer, start, options.language or "en", options.task)
+        language = None if "language" in self.cfg.data.columns else options.language
+        own = self.speech.generation_fields(tokenizer, language, options.task, start)
+        return own | self._generation(model, len(prefix))
 
     def decode(self, predictions: Predictions, data: EvalData) -> list[Record]:
         from toolkit.modalities import audio
 
-        texts = self.speech.decode(predictions["ids"], data.processor.tokenizer, self.state["ctc"])
-        found = zip(data.rows, texts, predictions["confidence"].tolist(), strict=True)
+        extractor, steps = data.processor.feature_extractor, self.state["steps"]
+        frame = self.speech.hop(extractor, steps) / extractor.sampling_rate if self.state["ctc"] else None
+        owners, tokenizer = data.features["example"][:], data.processor.tokenizer
+        found = _transcripts(predictions, owners, tokenizer, self.options, frame)
         return [
             {
                 "audio": audio.shown(row["audio"]),
-                "prediction": words,
-                "confidence": confidence,
+                "prediction": each.text,
+                "confidence": each.confidence,
+                **({"words": each.words} if self.options.word_times else {}),
                 "reference": row["text"],
                 "language": row["language"],
             }
-            for row, words, confidence in found
+            for row, each in zip(data.rows, found, strict=True)
         ]
 
     def answer(self, record: Record) -> dict[str, Any]:
@@ -270,10 +314,101 @@ class SpeechRecognition(Task):
     def describe(self, record: Record) -> Description:
         return Description(record["audio"], record["prediction"], record["reference"])
 
+    def script(self) -> str:
+        return "speech_recognition"
+
+    def graph_script(self) -> str:
+        if self.state["ctc"]:
+            return self.script()
+        raise InputError(
+            "--format: an encoder-decoder writes token by token, and has graphs only for texts; use zip or merged"
+        )
+
+    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        from inspect import getsource
+
+        return {
+            "ctc": self.state["ctc"],
+            "spans": getsource(self.speech.spans).strip(),
+            "sizes": self.speech.chunks(processor.feature_extractor, self.options, self.state["steps"]),
+            "overlaps": self.options.stride_length_s != 0,
+            "language": self.cfg.data.columns.get("language"),
+        }
+
     def decoded(self, row: dict[str, Any], processor: Processor, training: bool) -> np.ndarray | None:
         from toolkit.modalities import audio
 
         return audio.decoded(row, processor.feature_extractor, self.options, training)
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The transcript of a recording; its words, if asked for, with their times in seconds."""
+
+    text: str
+    confidence: float
+    words: list[dict[str, Any]] | None = None
+
+
+def _transcripts(
+    predictions: Predictions, owners: Sequence[int], tokenizer: Any, options: SpeechRecognitionOptions, frame: Any
+) -> list[Transcript]:
+    """Returns a `Transcript` for each recording, of the predictions of its parts in order.
+
+    Frames of CTC are joined, and collapsed as if they were of one pass. Tokens of encoder-decoders are joined at the
+    longest common sequence of neighbouring parts, as by transformers' pipeline.
+
+    Args:
+        predictions: `ids` `[parts, T]` and `confidence` `[parts]`.
+        owners: the place of each part's recording, ascending.
+        tokenizer: the run's.
+        options: the task's.
+        frame: seconds of a frame; None for encoder-decoders.
+    """
+    import numpy as np
+
+    special, ends = set(tokenizer.all_special_ids), np.flatnonzero(np.diff(owners)) + 1
+    found = []
+    for group in np.split(np.arange(len(owners)), ends):
+        rows = [row[row != IGNORE_INDEX].tolist() for row in predictions["ids"][group]]
+        # As transformers' pipelines: the blank of CTC is a special token.
+        spoken = [[token for token in row if token not in special] for row in rows]
+        ids = list(chain(*rows)) if frame is not None else _merged(spoken, options) if len(rows) > 1 else rows[0]
+        scores = predictions["confidence"][group]
+        counts = np.array([len(row) for row in spoken], scores.dtype)
+        confidence = scores[0] if len(rows) == 1 else _mean(scores, counts)
+        words = _words(ids, tokenizer, frame) if options.word_times else None
+        text = tokenizer.decode(ids, skip_special_tokens=frame is None).strip()
+        found.append(Transcript(text, float(confidence), words))
+    return found
+
+
+def _mean(scores: Any, counts: Any) -> Any:
+    """Returns the geometric mean of the means of `counts` probabilities each; 0 without any."""
+    import numpy as np
+
+    logs = np.log(scores, where=counts > 0, out=np.zeros_like(scores))
+    return np.exp((logs * counts).sum() / counts.sum()) if counts.any() else 0.0
+
+
+def _merged(parts: list[list[int]], options: SpeechRecognitionOptions) -> list[int]:
+    """Returns the tokens of overlapping parts as one sequence; without overlap, there is nothing in common."""
+    from transformers.models.whisper.tokenization_whisper import _find_longest_common_sequence as merge
+
+    heard = [part for part in parts if part]
+    if not heard or options.stride_length_s == 0:
+        return list(chain(*heard))
+    found: list[int] = merge(heard)
+    return found
+
+
+def _words(ids: list[int], tokenizer: Any, frame: float) -> list[dict[str, Any]]:
+    """Returns the words of joined frames with their times."""
+    offsets = tokenizer.decode(ids, output_word_offsets=True)["word_offsets"]
+    return [
+        {"word": each["word"], "start": each["start_offset"] * frame, "end": each["end_offset"] * frame}
+        for each in offsets
+    ]
 
 
 TASK = SpeechRecognition

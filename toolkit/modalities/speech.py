@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import tempfile
 import unicodedata
 from collections import Counter
@@ -17,6 +19,7 @@ from toolkit.api.random import RowRandom
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities import audio, seq2seq, text
+from toolkit.modalities.audio_files import open_sound
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +49,7 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     kind, ctc = config.model_type, is_ctc(config)
     if kind not in (*CTC, *ENCODER_DECODERS):
         return [f"model: received a {kind}; speech recognition needs one of {', '.join((*CTC, *ENCODER_DECODERS))}"]
-    room = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
+    room = _room(config)
     if not ctc and room is not None and options.max_target_length > room:
         given = f"task.max_target_length: received {options.max_target_length}"
         return [f"{given}, but this {kind} writes at most {room} tokens"]
@@ -59,6 +62,11 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     }
     ours = [f"task.{name}: has no effect on a {kind}; remove it" for name, each in unused.items() if each]
     return ours or audio.clip_problems(config, options.audio)
+
+
+def _room(config: PreTrainedConfig) -> int | None:
+    """Returns the most tokens that a decoder takes."""
+    return getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
 
 
 def frame_steps(config: PreTrainedConfig) -> list[list[int]]:
@@ -99,11 +107,12 @@ def needed_frames(labels: Sequence[int]) -> int:
     return len(labels) + sum(one == other for one, other in pairwise(labels))
 
 
-def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
+def check(file: Mapping[str, Any], options: Any, labelled: bool = True) -> Mapping[str, Any]:
     """Decodes a file once; arguments and result are those of `audio.check`.
 
     Raises:
-        BadRow: if the file cannot be used or is shorter or longer than the limits: its transcript would not fit a part.
+        BadRow: if the file cannot be used or is shorter than the limit or, with a transcript, which would not fit a
+            part, longer.
         DataError: if the machine could not read it just now.
     """
     found = audio.check(file, options)
@@ -112,7 +121,7 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
         raise BadRow(
             f"{audio.shown(found)}: lasts {seconds:.3g} s, below task.audio.min_seconds={limits.min_seconds:g}"
         )
-    if seconds > limits.max_seconds:
+    if labelled and seconds > limits.max_seconds:
         raise BadRow(
             f"{audio.shown(found)}: lasts {seconds:.6g} s, above task.audio.max_seconds={limits.max_seconds:g}"
         )
@@ -122,6 +131,79 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
 def preprocess(files: Sequence[Mapping[str, Any]], processor: Processor, options: Any) -> dict[str, list[Any]]:
     """Passes references on; `length` is in samples at the model's rate."""
     return audio.preprocess(files, processor.feature_extractor, options)
+
+
+def hop(extractor: Any, steps: Sequence[Sequence[int]] | None) -> int:
+    """Returns the samples between two frames of CTC; 1 for encoder-decoders, whose `steps` are None."""
+    if steps is None:
+        return 1
+    return math.prod(stride for _, stride, _ in steps) * (
+        1 if audio.takes_waveforms(extractor) else audio.HOP * extractor.stride
+    )
+
+
+def chunks(extractor: Any, options: Any, steps: Sequence[Sequence[int]] | None) -> tuple[int, int, int, int]:
+    """Returns the last four arguments of `spans`: parts have whole frames, and CTC drops at least one at a cut."""
+    rate, frame = extractor.sampling_rate, hop(extractor, steps)
+    seconds = options.chunk_length_s or options.audio.max_seconds
+    stride = seconds / 6 if options.stride_length_s is None else options.stride_length_s
+    least = math.ceil(options.audio.min_seconds * rate)
+    return (
+        round(seconds * rate) // frame * frame,
+        max(round(stride * rate / frame), int(steps is not None)) * frame,
+        least,
+        frame,
+    )
+
+
+def spans(total: int, chunk: int, stride: int, least: int, hop: int) -> list[tuple[int, int, int, int]]:
+    """Returns begin and end of the parts of a recording, in samples, and those of the frames that are kept of each.
+
+    Parts overlap by two strides, of which each keeps its half; the last one has at least `least` samples.
+    """
+    step = chunk - 2 * stride
+    starts = list(range(0, total - chunk, step))
+    found = [(start, start + chunk, stride // hop if start else 0, (chunk - stride) // hop) for start in starts]
+    last = max(0, min(len(starts) * step, (total - least) // hop * hop))
+    return [*found, (last, total, (len(starts) * step + stride - last) // hop if starts else 0, total)]
+
+
+def cut(
+    files: Sequence[Mapping[str, Any]], processor: Processor, options: Any, steps: Any, whole: bool
+) -> dict[str, list[Any]]:
+    """Returns columns of the parts of recordings: `files`, `example` (place of the recording), `left` and `stop`.
+
+    The frames from `left` to `stop` of a part are kept; `stop` may be larger than their number. With `whole`, every
+    recording is one part.
+    """
+    extractor = processor.feature_extractor
+    rate, sizes = extractor.sampling_rate, chunks(extractor, options, steps)
+    found: dict[str, list[Any]] = {"files": [], "example": [], "left": [], "stop": []}
+    for place, file in enumerate(files):
+        total = round(file["frames"] / file["rate"] * rate)
+        parts = [(0, total, 0, total)] if whole else spans(total, *sizes)
+        if len(parts) > 1 and file["bytes"] is not None:
+            with open_sound(file) as opened:  # decoded once
+                file = {**file, "bytes": opened.read(), "name": f"{file['name']}.wav"}
+        for start, end, left, stop in parts:
+            part = file if len(parts) == 1 else _part(file, start / rate, end / rate, rate, options)
+            for name, value in zip(found, (part, place, left, stop), strict=True):
+                found[name].append(value)
+    return found
+
+
+def _part(file: Mapping[str, Any], start: float, end: float, rate: int, options: Any) -> Mapping[str, Any]:
+    """Returns a part of a clip; of a recording in memory with its own samples, because every row has its file."""
+    import soundfile
+
+    first, stop = (min(round(time * file["rate"]), file["frames"]) for time in (start, end))
+    part = {**file, "first": file["first"] + first, "frames": stop - first}
+    if file["bytes"] is None:
+        return part
+    samples, buffer = audio.read(part, rate, options.audio, None), io.BytesIO()
+    soundfile.write(buffer, samples, rate, format="WAV", subtype="FLOAT")
+    own = {"bytes": buffer.getvalue(), "first": 0, "frames": len(samples), "rate": rate, "channels": 1}
+    return part | own
 
 
 def longest(options: Any, processor: Processor) -> int:
@@ -357,15 +439,17 @@ def ctc_losses(logits: Tensor, labels: Tensor, frames: Tensor, blank: int) -> Te
     return losses.masked_fill(lengths == 0, 0.0)
 
 
-def best_path(logits: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+def best_path(logits: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the most likely token of each frame, and its logarithmic probability.
 
-    Both are `[B, frames]`, the first int32 and `IGNORE_INDEX` behind the row's frames, where the second is 0.
+    Both are `[B, frames]`, the first int32 and `IGNORE_INDEX` outside the frames that are `kept`, where the second is
+    0; `kept` is `[B, 2]`, the first frame of each row, and the one behind the last.
     """
     import torch
 
     scores, ids = logits.float().log_softmax(-1).max(-1)
-    padding = torch.arange(logits.shape[1], device=logits.device) >= frames[:, None]
+    places = torch.arange(logits.shape[1], device=logits.device)
+    padding = (places < kept[:, :1]) | (places >= kept[:, 1:])
     return ids.int().masked_fill(padding, IGNORE_INDEX), scores.masked_fill(padding, 0.0)
 
 
@@ -430,11 +514,10 @@ def generation_fields(tokenizer: Any, language: str | None, task: str, start: in
     return fields
 
 
-def decode(ids: Any, tokenizer: Any, ctc: bool) -> list[str]:
-    """Decodes ids `[rows, T]`, padded with `IGNORE_INDEX`, into texts; those of CTC are of frames."""
-    rows = [row[row != IGNORE_INDEX].tolist() for row in ids]
-    # As transformers' pipelines: the blank of CTC is a special token.
-    return [tokenizer.decode(row, skip_special_tokens=not ctc).strip() for row in rows]
+def num_new_tokens(config: PreTrainedConfig, most: int, prefix: int) -> int:
+    """Returns how many tokens are generated behind a prefix: a transcript of `most` labels, if the decoder has room."""
+    room = _room(config)
+    return max(1, most - prefix + 1 if room is None else min(most - prefix + 1, room - prefix))
 
 
 @cache
