@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -28,7 +28,7 @@ from toolkit.api.batch import (
     Row,
 )
 from toolkit.api.task import Task
-from toolkit.base.errors import InputError
+from toolkit.base.errors import ConfigError, InputError
 from toolkit.config.fields import Column
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
 from toolkit.main import main
@@ -196,7 +196,11 @@ class SpeechRecognition(Task):
         }
 
     def processor_problems(self, processor: Processor) -> list[str]:
-        return self.speech.language_problems(processor.tokenizer, self.options, "language" in self.cfg.data.columns)
+        from toolkit.modalities import seq2seq
+
+        by_row = "language" in self.cfg.data.columns
+        found = self.speech.language_problems(processor.tokenizer, self.options, by_row)
+        return [*found, *seq2seq.generation_problems(self.options.generation)]
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
@@ -246,7 +250,9 @@ class SpeechRecognition(Task):
         tokenizer, start, task = processor.tokenizer, self.state["start"], self.options.task
         inputs |= self.speech.decoder_inputs(labels, start, tokenizer.pad_token_id)
         prefixes = [self.speech.prefix(tokenizer, start, row["language"], task) for row in features]
-        return batch | {"labelled": labelled_positions(labels), "extra": {"prefixes": lengths.new_tensor(prefixes)}}
+        spectrogram = [math.ceil(100 * row["file"]["frames"] / row["file"]["rate"]) for row in features]
+        extra = {"prefixes": lengths.new_tensor(prefixes), "spectrogram": lengths.new_tensor(spectrogram)}
+        return batch | {"labelled": labelled_positions(labels), "extra": extra}
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         if self.state["ctc"]:
@@ -256,14 +262,15 @@ class SpeechRecognition(Task):
         return token_losses(outputs.logits, batch["labels"], label_smoothing=smoothing, labelled=batch["labelled"])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
-        """Returns `ids` `[B, T]`, of frames (CTC) or tokens, and `confidence` `[B]`."""
+        """Returns `ids` `[B, T]`, of frames (CTC) or tokens, `confidence` `[B]`, and `times` of tokens `[B, T]`."""
         if self.state["ctc"]:
             ids, scores = self.speech.best_path(outputs.logits, batch["extra"]["kept"])
             return {"ids": ids, "confidence": self.speech.confidence(ids, scores, self.state["blank"])}
         prefixes = batch["extra"]["prefixes"]
         settings = self._generation(model, prefixes.shape[1])
-        ids, confidence = self.speech.generate(model, outputs, batch["inputs"], prefixes, **settings)
-        return {"ids": ids, "confidence": confidence}
+        frames = batch["extra"]["spectrogram"].tolist() if self.options.word_times else None
+        found: dict[str, Tensor] = self.speech.generate(model, outputs, batch["inputs"], prefixes, frames, **settings)
+        return found
 
     def _generation(self, model: Any, prefix: int) -> dict[str, Any]:
         options = self.options
@@ -273,6 +280,9 @@ class SpeechRecognition(Task):
     def generation_fields(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         if self.state["ctc"]:
             return {}
+        if self.options.word_times and not getattr(model.generation_config, "alignment_heads", None):
+            why = "has no alignment_heads in its generation config, by which times are found; published Whispers have"
+            raise ConfigError([f"task.word_times: received true, but this {model.config.model_type} {why}"])
         tokenizer, start, options = processor.tokenizer, self.state["start"], self.options
         prefix = self.speech.prefix(tokenizer, start, options.language or "en", options.task)
         language = None if "language" in self.cfg.data.columns else options.language
@@ -284,8 +294,7 @@ class SpeechRecognition(Task):
 
         extractor, steps = data.processor.feature_extractor, self.state["steps"]
         frame = self.speech.hop(extractor, steps) / extractor.sampling_rate if self.state["ctc"] else None
-        owners, tokenizer = data.features["example"][:], data.processor.tokenizer
-        found = _transcripts(predictions, owners, tokenizer, self.options, frame)
+        found = _transcripts(predictions, data.features, data.processor.tokenizer, self.options, frame)
         return [
             {
                 "audio": audio.shown(row["audio"]),
@@ -351,63 +360,84 @@ class Transcript:
 
 
 def _transcripts(
-    predictions: Predictions, owners: Sequence[int], tokenizer: Any, options: SpeechRecognitionOptions, frame: Any
+    predictions: Predictions,
+    features: datasets.Dataset,
+    tokenizer: Any,
+    options: SpeechRecognitionOptions,
+    frame: float | None,
 ) -> list[Transcript]:
-    """Returns a `Transcript` for each recording, of the predictions of its parts in order.
-
-    Frames of CTC are joined, and collapsed as if they were of one pass. Tokens of encoder-decoders are joined at the
-    longest common sequence of neighbouring parts, as by transformers' pipeline.
-
-    Args:
-        predictions: `ids` `[parts, T]` and `confidence` `[parts]`.
-        owners: the place of each part's recording, ascending.
-        tokenizer: the run's.
-        options: the task's.
-        frame: seconds of a frame; None for encoder-decoders.
-    """
+    """Returns the transcripts of recordings, of the predictions of their parts; `frame` is None without frames."""
     import numpy as np
 
-    special, ends = set(tokenizer.all_special_ids), np.flatnonzero(np.diff(owners)) + 1
-    found = []
-    for group in np.split(np.arange(len(owners)), ends):
+    owners, begins = np.array(features["example"][:]), features["begin"][:]
+    special, found = set(tokenizer.all_special_ids), []
+    for group in np.split(np.arange(len(owners)), np.flatnonzero(np.diff(owners)) + 1):
         rows = [row[row != IGNORE_INDEX].tolist() for row in predictions["ids"][group]]
-        # As transformers' pipelines: the blank of CTC is a special token.
         spoken = [[token for token in row if token not in special] for row in rows]
-        ids = list(chain(*rows)) if frame is not None else _merged(spoken, options) if len(rows) > 1 else rows[0]
-        scores = predictions["confidence"][group]
-        counts = np.array([len(row) for row in spoken], scores.dtype)
-        confidence = scores[0] if len(rows) == 1 else _mean(scores, counts)
-        words = _words(ids, tokenizer, frame) if options.word_times else None
-        text = tokenizer.decode(ids, skip_special_tokens=frame is None).strip()
-        found.append(Transcript(text, float(confidence), words))
+        words = None
+        if frame is not None:  # joined before they are collapsed, as if they were of one pass
+            ids = list(chain(*rows))
+            # As transformers' pipeline: the blank is a special token.
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+            words = _words_of_frames(ids, tokenizer, frame) if options.word_times else None
+        else:
+            times = [
+                [
+                    (begins[place] + start, begins[place] + end)
+                    for token, (start, end) in zip(row, pairwise([0.0, *ends]), strict=False)
+                    if token not in special
+                ]
+                for place, row, ends in zip(group, rows, predictions["times"][group].tolist(), strict=True)
+            ] if "times" in predictions else []  # fmt: skip
+            ids, ends = _merged(spoken, times, options)
+            text = tokenizer.decode(ids, skip_special_tokens=True)
+            words = _words_of_tokens(ids, ends, tokenizer, options.language) if options.word_times else None
+        scores = predictions["confidence"][group].tolist()
+        confidence = scores[0] if len(rows) == 1 else _mean(scores, [*map(len, spoken)])
+        found.append(Transcript(text.strip(), confidence, words))
     return found
 
 
-def _mean(scores: Any, counts: Any) -> Any:
-    """Returns the geometric mean of the means of `counts` probabilities each; 0 without any."""
-    import numpy as np
-
-    logs = np.log(scores, where=counts > 0, out=np.zeros_like(scores))
-    return np.exp((logs * counts).sum() / counts.sum()) if counts.any() else 0.0
+def _mean(scores: Sequence[float], counts: Sequence[int]) -> float:
+    """Returns the geometric mean of `counts` probabilities each, of which `scores` are the means; 0 without any."""
+    logs = [count * math.log(score) for score, count in zip(scores, counts, strict=True) if count]
+    return math.exp(sum(logs) / sum(counts)) if logs else 0.0
 
 
-def _merged(parts: list[list[int]], options: SpeechRecognitionOptions) -> list[int]:
-    """Returns the tokens of overlapping parts as one sequence; without overlap, there is nothing in common."""
-    from transformers.models.whisper.tokenization_whisper import _find_longest_common_sequence as merge
+def _merged(
+    parts: list[list[int]], times: list[list[tuple[float, float]]], options: SpeechRecognitionOptions
+) -> tuple[list[int], list[tuple[float, float]]]:
+    """Returns the tokens of parts, joined as by transformers at the longest common sequence of neighbours.
 
-    heard = [part for part in parts if part]
-    if not heard or options.stride_length_s == 0:
-        return list(chain(*heard))
-    found: list[int] = merge(heard)
-    return found
+    Their times are joined alike, if there are any. Parts that do not overlap have nothing in common.
+    """
+    from transformers.models.whisper.tokenization_whisper import _find_longest_common_sequence
+
+    if len(parts) == 1 or options.stride_length_s == 0:
+        return list(chain(*parts)), list(chain(*times))
+    heard = [part for part in parts if part] or [[]]
+    joined: tuple[list[int], list[tuple[float, float]]]
+    joined = _find_longest_common_sequence(heard, [part for part in times if part])
+    return joined
 
 
-def _words(ids: list[int], tokenizer: Any, frame: float) -> list[dict[str, Any]]:
-    """Returns the words of joined frames with their times."""
+def _words_of_frames(ids: list[int], tokenizer: Any, frame: float) -> list[dict[str, Any]]:
     offsets = tokenizer.decode(ids, output_word_offsets=True)["word_offsets"]
     return [
         {"word": each["word"], "start": each["start_offset"] * frame, "end": each["end_offset"] * frame}
         for each in offsets
+    ]
+
+
+def _words_of_tokens(
+    ids: list[int], times: list[tuple[float, float]], tokenizer: Any, language: str | None
+) -> list[dict[str, Any]]:
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES, _collate_word_timestamps
+
+    name = LANGUAGES.get(language, language) if language else None
+    found = _collate_word_timestamps(tokenizer, ids, times, name, False)
+    return [
+        {"word": each["text"].strip(), "start": each["timestamp"][0], "end": each["timestamp"][1]} for each in found
     ]
 
 

@@ -171,14 +171,14 @@ def spans(total: int, chunk: int, stride: int, least: int, hop: int) -> list[tup
 def cut(
     files: Sequence[Mapping[str, Any]], processor: Processor, options: Any, steps: Any, whole: bool
 ) -> dict[str, list[Any]]:
-    """Returns columns of the parts of recordings: `files`, `example` (place of the recording), `left` and `stop`.
+    """Returns columns of the parts of recordings: `files`, `example` (place of the recording), `begin`, `left`, `stop`.
 
-    The frames from `left` to `stop` of a part are kept; `stop` may be larger than their number. With `whole`, every
-    recording is one part.
+    A part begins at `begin` seconds, and its frames from `left` to `stop` are kept, which may be more than there are.
+    With `whole`, every recording is one part.
     """
     extractor = processor.feature_extractor
     rate, sizes = extractor.sampling_rate, chunks(extractor, options, steps)
-    found: dict[str, list[Any]] = {"files": [], "example": [], "left": [], "stop": []}
+    found: dict[str, list[Any]] = {"files": [], "example": [], "begin": [], "left": [], "stop": []}
     for place, file in enumerate(files):
         total = round(file["frames"] / file["rate"] * rate)
         parts = [(0, total, 0, total)] if whole else spans(total, *sizes)
@@ -187,7 +187,7 @@ def cut(
                 file = {**file, "bytes": opened.read(), "name": f"{file['name']}.wav"}
         for start, end, left, stop in parts:
             part = file if len(parts) == 1 else _part(file, start / rate, end / rate, rate, options)
-            for name, value in zip(found, (part, place, left, stop), strict=True):
+            for name, value in zip(found, (part, place, start / rate, left, stop), strict=True):
                 found[name].append(value)
     return found
 
@@ -461,8 +461,13 @@ def confidence(ids: Tensor, scores: Tensor, blank: int) -> Tensor:
 
 
 def generate(
-    model: Any, outputs: Any, inputs: Mapping[str, Tensor], prefixes: Tensor, **settings: Any
-) -> tuple[Tensor, Tensor]:
+    model: Any,
+    outputs: Any,
+    inputs: Mapping[str, Tensor],
+    prefixes: Tensor,
+    frames: Sequence[int] | None = None,
+    **settings: Any,
+) -> dict[str, Tensor]:
     """Generates transcripts with greedy or beam search.
 
     Args:
@@ -470,31 +475,61 @@ def generate(
         outputs: outputs of its forward pass; their encoder states are used again.
         inputs: inputs of that pass.
         prefixes: `[B, P]` int64, the decoder's first tokens.
+        frames: the spectrogram's frames of each clip, for the times of tokens; None for none.
         **settings: fields of `transformers.GenerationConfig`.
 
     Returns:
-        Ids `[B, T]` int32, padded with the padding id, and the geometric mean of their probabilities `[B]`.
+        `ids` `[B, T]` int32, padded with the padding id or `IGNORE_INDEX`, `confidence` `[B]`, the geometric mean of
+        their probabilities, and `times` `[B, T]`, their ends in seconds.
     """
+    import torch
+
+    own = getattr(model, "get_base_model", lambda: model)()
+    given = {"states": outputs.encoder_last_hidden_state, "prefixes": prefixes}
+    given |= {"mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
+    if frames is None:
+        return _generated(own, **given, **settings)
+    # Alone, because the times of a row depend on what the longest transcript of its batch adds to it.
+    rows = [
+        _generated(own, **{name: each[place : place + 1] for name, each in given.items()}, frames=count, **settings)
+        for place, count in enumerate(frames)
+    ]
+    found = {"confidence": torch.cat([row.pop("confidence") for row in rows])}
+    pad = torch.nn.utils.rnn.pad_sequence
+    return found | {name: pad([row[name][0] for row in rows], True, IGNORE_INDEX) for name in rows[0]}
+
+
+def _generated(
+    own: Any, states: Tensor, prefixes: Tensor, mask: Any = None, frames: int | None = None, **settings: Any
+) -> dict[str, Tensor]:
     import torch
     from transformers import GenerationMixin
     from transformers.modeling_outputs import BaseModelOutput
 
-    own = getattr(model, "get_base_model", lambda: model)()
-    more = {name: inputs[name] for name in ("attention_mask",) if name in inputs}
+    more, attention = {} if mask is None else {"attention_mask": mask}, own.config._attn_implementation
+    if frames is not None:
+        own.set_attn_implementation("eager")  # other kernels return no weights
+        more["output_attentions"] = True
     # Whisper's own `generate` cuts long recordings into parts; clips are not longer than one.
     generate_ids: Any = GenerationMixin.generate
     made = generate_ids(
-        own, encoder_outputs=BaseModelOutput(last_hidden_state=outputs.encoder_last_hidden_state),
-        decoder_input_ids=prefixes, do_sample=False, return_dict_in_generate=True, output_scores=True, **more,
-        **settings,
+        own, encoder_outputs=BaseModelOutput(last_hidden_state=states), decoder_input_ids=prefixes, do_sample=False,
+        return_dict_in_generate=True, output_scores=True, **more, **settings,
     )  # fmt: skip
-    ids = made.sequences[:, prefixes.shape[1] :]
+    length, pad = prefixes.shape[1], own.generation_config.pad_token_id
+    ids = made.sequences[:, length:]
     scores = own.compute_transition_scores(
         made.sequences, made.scores, getattr(made, "beam_indices", None), normalize_logits=True
     )
-    written = torch.isfinite(scores) & (ids[:, : scores.shape[1]] != own.generation_config.pad_token_id)
+    written = torch.isfinite(scores) & (ids[:, : scores.shape[1]] != pad)
     mean = scores.masked_fill(~written, 0.0).sum(-1) / written.sum(-1).clamp(min=1)
-    return ids.int(), mean.exp()
+    found = {"ids": ids.int(), "confidence": mean.exp()}
+    if frames is not None:
+        own.set_attn_implementation(attention)
+        heads = own.generation_config.alignment_heads
+        times = own._extract_token_timestamps(made, heads, num_frames=frames, num_input_ids=length)
+        found["times"] = times[:, length : made.sequences.shape[1]]
+    return found
 
 
 def generation_fields(tokenizer: Any, language: str | None, task: str, start: int) -> dict[str, Any]:
