@@ -7,9 +7,11 @@ accelerate launch recipes/speech_recognition.py --config recipes/configs/speech_
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -32,7 +34,14 @@ from toolkit.base.errors import ConfigError, InputError
 from toolkit.config.fields import Column
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
 from toolkit.main import main
-from toolkit.metrics.transcription import TRANSCRIPTION, transcription_quality, transcription_scores
+from toolkit.metrics.transcription import (
+    TRANSCRIPTION,
+    alignment,
+    frequent_errors,
+    transcription_error,
+    transcription_quality,
+    transcription_scores,
+)
 from toolkit.modalities.options import AudioOptions
 from toolkit.tasks.records import checked_text, columns_of
 from toolkit.tasks.tokens import labelled_positions, token_losses
@@ -44,6 +53,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
+    from toolkit.document.blocks import Section
     from toolkit.metrics.score import Quality
 
 
@@ -217,25 +227,34 @@ class SpeechRecognition(Task):
             not labelled or self.speech.fits(label, clip, processor, self.options, self.state["steps"])
             for label, clip in zip(labels, files, strict=True)
         ]
-        columns |= {"labels": labels, "language": languages}
+        unknown = [""] * len(labels)
+        if labelled and self.state["ctc"]:
+            unknown = self.speech.unknown_characters(rows["text"], processor.tokenizer)
+        columns |= {"labels": labels, "language": languages, "unknown": unknown}
         return {
             name: [value for value, kept in zip(values, fits, strict=True) if kept] for name, values in columns.items()
         }
 
     def lost(self, rows: datasets.Dataset, features: datasets.Dataset) -> tuple[Sequence[int], str]:
         kept = set(features["example"][:]) if "example" in features.column_names else set()
-        frames = " or more frames than the recording has" if self.state["ctc"] else ""
-        why = f"need more than task.max_target_length={self.options.max_target_length} labels{frames}"
-        return [place for place in range(len(rows)) if place not in kept], why
+        lost = [place for place in range(len(rows)) if place not in kept]
+        limit, texts = self.options.max_target_length, rows["text"]
+        longer = {len(texts[place]) > limit for place in lost} if self.state["ctc"] else {True}
+        whys = {True: f"more than task.max_target_length={limit} labels", False: "more frames than their recording has"}
+        return lost, f"need {' or '.join(why for case, why in whys.items() if case in longer)}"
 
     def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
         from toolkit.modalities import audio
 
         files, limits = rows["audio"], self.options.audio
+        counts = Counter("".join(features["unknown"] if "unknown" in features.column_names else ()))
+        named = ", ".join(f"{letter!r} ({count:,})" for letter, count in counts.most_common(10))
+        letters = sum(len(words or "") for words in rows["text"])
         most = self.options.chunk_length_s or limits.max_seconds
-        total, cut = len(files), len(features) - len(set(features["example"][:])) if len(features) else 0
+        cut = len(features) - len(set(features["example"][:])) if len(features) else 0
         return [
-            Omission(f"parts of {most:g} s, in which longer recordings are transcribed, beyond the first", cut, total),
+            Omission("characters unknown to the vocabulary", counts.total(), letters, named),
+            Omission(f"cuts of longer recordings into parts of {most:g} s", cut, len(features)),
             *audio.omissions(files, replace(self.options, audio=replace(limits, max_seconds=math.inf))),
         ]
 
@@ -321,7 +340,31 @@ class SpeechRecognition(Task):
         return transcription_quality(*self._pairs(records))
 
     def describe(self, record: Record) -> Description:
-        return Description(record["audio"], record["prediction"], record["reference"])
+        aligned = [] if record["reference"] is None else alignment(*self._pair(record))
+        return Description(record["audio"], record["prediction"], record["reference"], aligned)
+
+    def error(self, record: Record) -> tuple[float, ...] | None:
+        return None if record["reference"] is None else transcription_error(*self._pair(record))
+
+    def _pair(self, record: Record) -> tuple[str, str]:
+        return self.normalised(record["prediction"], record["language"]), record["reference"]
+
+    def baselines(
+        self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]
+    ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
+        from toolkit.tasks.baselines import frequent_text
+
+        return frequent_text("text", train, sets, transcription_scores)
+
+    def slices(self, rows: datasets.Dataset) -> Mapping[str, Sequence[float]]:
+        return {"seconds": [clip["frames"] / clip["rate"] for clip in rows["audio"]]}
+
+    def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[Section]:
+        from toolkit.document.blocks import Section, Table
+
+        errors = frequent_errors(*self._pairs(self.decode(predictions, data)))
+        table = Table(["error", "heard", "expected", "times"], errors, sortable=True)
+        return [Section(f"Most frequent errors ({name})", [table] if errors else [])]
 
     def script(self) -> str:
         return "speech_recognition"

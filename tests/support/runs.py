@@ -41,6 +41,8 @@ SIZES = {
     "summarization": ("model.from_config.vocab_size=400", "task.val_max_target_length=16", *SMALL),
     "reviews/smoke_image": SMALL,
     "reviews/smoke_audio": SMALL,
+    "speech_recognition/smoke_ctc": SMALL,
+    "speech_recognition/smoke_whisper": SMALL,
 }
 """Overrides instead of `TINY` for models whose configurations have other fields."""
 

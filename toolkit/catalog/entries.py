@@ -160,6 +160,42 @@ def spoken_digits(raw: Path, target: Path) -> None:
         raise ValueError(f"{len(wanted)} clips are not in the archive, for instance recordings/{min(wanted)}")
 
 
+READERS = ("train",) * 4 + ("validation", "test")
+"""Parts of LibriSpeech's speakers, in the order of their numbers; the seventh is in the first part again."""
+
+
+def librispeech_dev_clean(raw: Path, target: Path) -> None:
+    """Extracts the recordings, and deals whole speakers to training, validation and test."""
+    import tarfile
+
+    texts: dict[str, str] = {}
+    files: dict[str, str] = {}
+    with tarfile.open(raw / "dev-clean.tar.gz", "r:gz") as archive:
+        # Only the content of plain files is read, and we choose the target: no path of the archive is used.
+        for member in archive:
+            key, _, suffix = member.name.rpartition("/")[2].partition(".")
+            speaker = key.partition("-")[0]
+            if not member.isfile() or not speaker.isdecimal() or suffix not in ("flac", "trans.txt"):
+                continue
+            content = _unpacked(archive.extractfile(member), key)
+            if suffix == "trans.txt":
+                lines = (line.partition(" ") for line in content.decode().splitlines())
+                texts |= {each: text.strip() for each, _, text in lines}
+            else:
+                files[key] = f"{speaker}/{key}.flac"
+                (target / speaker).mkdir(exist_ok=True)
+                (target / files[key]).write_bytes(content)
+    alone = sorted(texts.keys() ^ files.keys())
+    if alone or not files:
+        raise ValueError(f"{len(files)} recordings and {len(texts)} transcripts; alone are {', '.join(alone[:3])}")
+    speakers = sorted({int(key.partition("-")[0]) for key in files})
+    parts = {number: READERS[place % len(READERS)] for place, number in enumerate(speakers)}
+    for part in dict.fromkeys(READERS):
+        own = [key for key in sorted(files) if parts[int(key.partition("-")[0])] == part]
+        rows = [(files[key], texts[key], key.partition("-")[0]) for key in own]
+        _write_csv(target / f"{part}.csv", [("audio", "text", "speaker"), *rows])
+
+
 SICK = {"train": "SICK_train.txt", "validation": "SICK_trial.txt", "test": "SICK_test_annotated.txt"}
 """Files of SICK, by the part that each is published for."""
 
@@ -339,6 +375,15 @@ CATALOG: dict[str, CatalogEntry] = {
             "validation": "6cee8b4fc7b368a77fdf6be3a46f4753b703d5f66e153501e5821c6930b101a4",
             "test": "41930063d608b30cb72924a2118e6f8fbcdb1801360b622b7cfa05e297c025c6",
         },
+    ),
+    "librispeech_dev_clean": CatalogEntry(
+        summary="LibriSpeech dev-clean, 5.4 hours read by 40 speakers, with transcripts: 28 for training, 6 for "
+        "validation, 6 to test (English)",
+        licence="CC BY 4.0",
+        homepage="https://www.openslr.org/12",
+        sources=(Source("http://www.openslr.org/resources/12/dev-clean.tar.gz", "dev-clean.tar.gz"),),
+        convert=librispeech_dev_clean,
+        sha256={"dev-clean.tar.gz": "76f87d090650617fca0cac8f88b9416e0ebf80350acb97b343a85fa903728ab3"},
     ),
     "sick": CatalogEntry(
         summary="SICK (SemEval 2014), pairs of sentences with entailment and relatedness, as published: 4,500 for "

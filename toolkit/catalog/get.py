@@ -23,8 +23,8 @@ from toolkit.catalog.entries import CATALOG, CatalogEntry
 
 TIMEOUT_SECONDS = 30.0
 """How long a server may take to respond."""
-MAX_BYTES = 2**28
-"""Largest download, far above that of every dataset."""
+MAX_BYTES = 2**29
+"""Largest download, above that of every dataset."""
 _CHUNK = 2**16
 _ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error)
 

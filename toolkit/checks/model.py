@@ -27,7 +27,7 @@ from toolkit.models.load import attention, build_empty, head_problems, lost_over
 from toolkit.models.parts import freeze
 from toolkit.models.unpadded import families
 from toolkit.optim.optimizers import rates
-from toolkit.prepare.processor import processor_of
+from toolkit.prepare.processor import configure_model, processor_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -176,7 +176,9 @@ def lost_row_problems(case: Case) -> list[str]:
     model = source_of(case.cfg)
     if model.name_or_path is None or modalities.completes_processor(case.task.modality, model, case.task.options):
         return []
-    return first_rows.lost_row_problems(case.cfg.data, case.task, _processor(case))
+    processor, config = _processor(case), _config(case)
+    configure_model(config, case.task, processor, new=False)
+    return first_rows.lost_row_problems(case.cfg.data, case.task, processor)
 
 
 def _processor(case: Case) -> Any:

@@ -94,9 +94,9 @@ def _raw_rows(source: Source, reading: Reading, labelled: bool) -> Iterator[RawR
         return plain.read_aligned({column: _existing(name) for column, name in aligned.items()}, reading)
     file = _existing(source)
     if file.is_dir():
-        return read_folder(file, labelled)
+        return read_folder(file, labelled, reading)
     if is_archive(file):
-        return read_archive(file, labelled)
+        return read_archive(file, labelled, reading)
     suffix = file.suffix.lower()
     if suffix in COLUMN_OF and not labelled:
         return read_files([file])
@@ -166,7 +166,7 @@ def fingerprint(source: Source, how: Fingerprint = "content") -> str:
         return fingerprint(list(aligned.values()), how)
     file = _existing(source)
     if file.is_dir():
-        return folder_digest(file)
+        return folder_digest(file, how)
     digest = file_digest(file, how)
     sheet = sheet_of(str(source))[1]
     return digest if sheet is None else sha256(f"{digest}#{sheet}")

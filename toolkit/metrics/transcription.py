@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from toolkit.metrics.intervals import bootstrap
 from toolkit.metrics.score import Quality, Score
@@ -13,11 +13,9 @@ from toolkit.metrics.score import Quality, Score
 if TYPE_CHECKING:
     import numpy as np
 
-Kind = Literal["equal", "substitution", "insertion", "deletion"]
-Aligned = tuple[Kind, str, str]
-"""What happened to a word, the word that was heard, and the word that was expected; empty where there is none."""
-
-KINDS: tuple[Kind, ...] = ("substitution", "insertion", "deletion")
+Aligned = tuple[str, str, str]
+"""`equal` or one of `KINDS`, the word that was heard, and the word that was expected; empty where there is none."""
+KINDS = ("substitution", "insertion", "deletion")
 RATES = ("wer", "cer", *(f"{kind}s" for kind in KINDS))
 TRANSCRIPTION = tuple(Score(name, greater_is_better=False) for name in RATES)
 """Errors per word of the references, except `cer`: errors per character of the references."""
@@ -73,26 +71,20 @@ def alignment(prediction: str, reference: str) -> list[Aligned]:
             found.append(("insertion", heard[column], ""))
         else:
             row -= 1
-            kind: Kind = "equal" if heard[column] == expected[row] else "substitution"
+            kind = "equal" if heard[column] == expected[row] else "substitution"
             found.append((kind, heard[column], expected[row]))
-    both: list[Aligned] = [("equal", word, word) for word in expected]
+    both = [("equal", word, word) for word in expected]
     return [*both[:start], *reversed(found), *both[len(both) - end :]]
 
 
 def frequent_errors(
     predictions: Iterable[str], references: Iterable[str], most: int = 10
-) -> list[tuple[Kind, str, str, int]]:
+) -> list[tuple[str, str, str, int]]:
     """Returns the `most` most frequent errors of each kind, and how often they occur."""
-    counts = dict[Kind, Counter[tuple[str, str]]](substitution=Counter(), insertion=Counter(), deletion=Counter())
-    for prediction, reference in zip(predictions, references, strict=True):
-        for kind, heard, expected in alignment(prediction, reference):
-            if kind != "equal":
-                counts[kind][heard, expected] += 1
-    return [
-        (kind, heard, expected, count)
-        for kind, own in counts.items()
-        for (heard, expected), count in own.most_common(most)
-    ]
+    pairs = zip(predictions, references, strict=True)
+    counts = Counter(word for prediction, reference in pairs for word in alignment(prediction, reference))
+    every = [(*word, count) for word, count in counts.most_common()]
+    return [error for kind in KINDS for error in [each for each in every if each[0] == kind][:most]]
 
 
 def _words(text: str) -> list[str]:
@@ -118,12 +110,9 @@ def _rates(sums: np.ndarray) -> Mapping[str, np.ndarray]:
     import numpy as np
 
     *kinds, words, letters, all_letters = sums.T
-    return {
-        name: errors / np.where(total, total, 1)
-        for name, errors, total in zip(
-            RATES, (sum(kinds), letters, *kinds), (words, all_letters, words, words, words), strict=True
-        )
-    }
+    by_word = np.stack([sum(kinds), *kinds]) / np.where(words, words, 1)
+    by_letter = letters / np.where(all_letters, all_letters, 1)
+    return dict(zip(RATES, (by_word[0], by_letter, *by_word[1:]), strict=True))
 
 
 def _distance(heard: str, expected: str) -> int:

@@ -215,6 +215,8 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
         raise BadRow(f"{file['name']}: holds no samples")
     try:
         times = [parse_number(value, None) for value in (start, end)]
+        if any(math.isnan(time) and str(value or "").strip() for time, value in zip(times, (start, end), strict=True)):
+            raise BadRow("NaN is neither a time nor empty")
     except BadRow:
         raise BadRow(f"its part from {start!r} to {end!r} is not in seconds, such as 12.5") from None
     begin, stop = (

@@ -7,7 +7,6 @@ import json
 import math
 import tempfile
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -426,16 +425,19 @@ def ctc_losses(logits: Tensor, labels: Tensor, frames: Tensor, blank: int) -> Te
         blank: id of the blank.
     """
     import torch
+    from torch._subclasses.fake_tensor import is_fake
     from torch.nn.functional import ctc_loss, log_softmax
 
-    lengths = (labels != IGNORE_INDEX).sum(-1)
+    lengths, targets = (labels != IGNORE_INDEX).sum(-1), labels.clamp(min=0)
     dtype = torch.promote_types(logits.dtype, torch.float32)
     probabilities = log_softmax(logits, dim=-1, dtype=dtype).transpose(0, 1)
+    if is_fake(logits):  # torch cannot simulate the loss; this keeps a table of its size, frames by twice the labels
+        places = targets.repeat(1, 2).expand(len(probabilities), -1, -1)
+        return -probabilities.gather(2, places).logsumexp(2).sum(0)
     with torch.backends.cudnn.flags(enabled=False):  # cuDNN's is not deterministic
         losses = ctc_loss(
-            probabilities, labels.clamp(min=0), frames.clamp(max=logits.shape[1]), lengths, blank=blank,
-            reduction="none",
-        )  # fmt: skip
+            probabilities, targets, frames.clamp(max=len(probabilities)), lengths, blank=blank, reduction="none"
+        )
     return losses.masked_fill(lengths == 0, 0.0)
 
 
@@ -536,7 +538,7 @@ def generation_fields(tokenizer: Any, language: str | None, task: str, start: in
     """Returns the fields of the generation config with which `generate` and pipelines transcribe as in training."""
     found = tokenizer.get_added_vocab()
     fields = {"decoder_start_token_id": start, "eos_token_id": tokenizer.eos_token_id,
-              "pad_token_id": tokenizer.pad_token_id}  # fmt: skip
+              "pad_token_id": tokenizer.pad_token_id, "max_length": None}  # fmt: skip
     if "<|notimestamps|>" not in found:
         return fields
     fields |= {"no_timestamps_token_id": found["<|notimestamps|>"], "return_timestamps": False,
@@ -576,9 +578,7 @@ def without_punctuation(words: str) -> str:
     return "".join(kept)
 
 
-def unknown_characters(texts: Sequence[str], tokenizer: Any) -> dict[str, int]:
-    """Returns the characters of transcripts that a CTC vocabulary lacks, with their counts, the most frequent first."""
-    counts = Counter("".join(texts).replace(" ", ""))
-    upper = getattr(tokenizer, "do_lower_case", False)
-    known = tokenizer.get_vocab()
-    return {each: count for each, count in counts.most_common() if (each.upper() if upper else each) not in known}
+def unknown_characters(texts: Sequence[str], tokenizer: Any) -> list[str]:
+    """Returns the characters of each transcript that a CTC vocabulary lacks."""
+    upper, known = getattr(tokenizer, "do_lower_case", False), {" ", *tokenizer.get_vocab()}
+    return ["".join(each for each in words if (each.upper() if upper else each) not in known) for words in texts]

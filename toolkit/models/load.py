@@ -89,6 +89,8 @@ def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
     known = AutoConfig.for_model(model_type)
     _check_fields(known, sizes, "model.from_config")
     _reject_endless(sizes, "model.from_config")
+    if getattr(known, "vocab_size", 0) is None:  # some classes leave the size to the processor, and cannot be built
+        sizes.setdefault("vocab_size", 1)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
         # Of the published vocabulary; a smaller one may not have it, and the processor sets its own.
         if (getattr(known, name, None) or 0) >= sizes.get("vocab_size", math.inf):

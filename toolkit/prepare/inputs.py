@@ -134,8 +134,8 @@ def read_inputs(
             warn(note)
     processor = build_processor(cfg, task, config, rows, accelerator, claimed.output_dir, claimed.resume)
     configure_model(config, task, processor, new=cfg.model.from_config is not None)
-    if lost := lost_override_problems(cfg.model, config):
-        raise ConfigError(lost)
+    if problems := task.processor_problems(processor) + lost_override_problems(cfg.model, config):
+        raise ConfigError(problems)
     data = prepare(rows, task, processor, cfg, accelerator)
     require_same_rows(cfg, task, rows, data)
     return Inputs(config, task.auto_model(config), processor, rows, data, identity, resolved)
@@ -146,8 +146,9 @@ def omissions_of(cfg: Config, task: Task, rows: CheckedRows) -> list[Omission]:
 
     Raises InputError if the model's processor cannot be loaded, and DataError as `read_inputs`.
     """
-    texts = task.training_texts(rows.splits["train"])
-    processor = processor_of(cfg, task, load_model_config(source_of(cfg)), texts)
+    texts, config = task.training_texts(rows.splits["train"]), load_model_config(source_of(cfg))
+    processor = processor_of(cfg, task, config, texts)
+    configure_model(config, task, processor, new=cfg.model.from_config is not None)  # rows may not fit the model
     features = {name: tokenise(part, task, processor, labelled=True) for name, part in rows.splits.items()}
     return [*rows.findings.omissions, *omissions(rows.splits, features, task, processor, cfg.data)]
 

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from typing import Any
 
 from toolkit.api.batch import Record
 from toolkit.api.task import Task
+from toolkit.base.console import shorten
+from toolkit.document.blocks import Marked
 
-SHOWN = 10
+SHOWN, WORDS = 10, 40
+"""Numbers of errors, and of aligned words of each, in a report."""
+LEGEND = "In predictions, bold words are wrong, those in italics were added, and struck ones are missing."
+
+
+def marked(aligned: Sequence[tuple[str, str, str]]) -> list[Marked]:
+    """Returns `Description.aligned` as the cells of the prediction and of the right answer, with marks (`LEGEND`)."""
+    marks, more = {"substitution": "mark", "insertion": "ins", "deletion": "del"}, [("…", "")] * (len(aligned) > WORDS)
+    predicted = [(shorten(one or other), marks.get(kind, "")) for kind, one, other in aligned[:WORDS]]
+    expected = [(shorten(other), "mark" if kind in marks else "") for kind, _, other in aligned[:WORDS] if other]
+    return [Marked(predicted + more), Marked(expected + more)]
 
 
 @dataclass(frozen=True)

@@ -18,22 +18,10 @@ from toolkit.config.describe import Change, changes
 from toolkit.config.keys import to_yaml
 from toolkit.config.sections import Config
 from toolkit.data.table import IDENTIFIER, row_names
-from toolkit.document.blocks import (
-    Block,
-    Cell,
-    Code,
-    Folded,
-    Gallery,
-    Highlights,
-    Marked,
-    Pictured,
-    Section,
-    Table,
-    Text,
-)
+from toolkit.document.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
 from toolkit.metrics.score import without_classes
 from toolkit.report.curves import Chart
-from toolkit.report.examples import Example, Shown, Worst
+from toolkit.report.examples import LEGEND, Example, Shown, Worst, marked
 from toolkit.report.runs import folder_of
 from toolkit.report.scores import Scores, base_name, readable
 from toolkit.report.system import cost_blocks, samples_of, system_blocks
@@ -294,27 +282,12 @@ def _described(run: Run, line: int, record: Record) -> list[Any]:
     shown = shorten(description.input)
     answers: list[Any] = [shorten(description.prediction), description.expected and shorten(description.expected)]
     if description.aligned:
-        answers = _aligned(description.aligned)
+        answers = marked(description.aligned)
     return [shown if image is None else Pictured(shown, image), *answers]
 
 
-ALIGNED = 40
-"""Number of aligned words that are shown of a prediction."""
-LEGEND = "In predictions, bold words are wrong, those in italics were added, and struck ones are missing."
-
-
-def _aligned(words: Sequence[tuple[str, str, str]]) -> list[Any]:
-    """Returns the cells of the prediction and of the right answer with their differences marked."""
-    marks, more = {"substitution": "mark", "insertion": "ins", "deletion": "del"}, [("…", "")] * (len(words) > ALIGNED)
-    predicted = [(shorten(one or other), marks.get(kind, "")) for kind, one, other in words[:ALIGNED]]
-    expected = [(shorten(other), "mark" if kind in marks else "") for kind, _, other in words[:ALIGNED] if other]
-    return [Marked(predicted + more), Marked(expected + more)]
-
-
-def _legend(rows: Iterable[Sequence[Any]]) -> list[Text]:
-    """Returns the meaning of marks, if any cell has some."""
-    marked = (cell for row in rows for cell in row if isinstance(cell, Marked))
-    return [Text(LEGEND)] if any(mark for cell in marked for _, mark in cell.words) else []
+def _legend(run: Run, records: Iterable[Record]) -> list[Text]:
+    return [Text(LEGEND)] if any(run.task.describe(record).aligned for record in records) else []
 
 
 def _examples(run: Run, examples: Sequence[Example]) -> list[Block]:
@@ -322,7 +295,7 @@ def _examples(run: Run, examples: Sequence[Example]) -> list[Block]:
         return []
     rows = [_described(run, line, record) for line, record in examples]
     text = "Predictions on rows that were not used for training, right and wrong ones where there are both."
-    return [Text(text), *_legend(rows), Table(DESCRIBED, rows, stacked=True)]
+    return [Text(text), *_legend(run, (record for _, record in examples)), Table(DESCRIBED, rows, stacked=True)]
 
 
 def _worst(run: Run, worst: Worst | None) -> list[Block]:
@@ -338,7 +311,7 @@ def _worst(run: Run, worst: Worst | None) -> list[Block]:
     file = RunFolder(run.output_dir).predictions(name).name
     return [
         Text(f"The largest errors on the {name} rows. The full text is in {file}, with the same row (or id)."),
-        *_legend(rows),
+        *_legend(run, (wrong.record for wrong in found)),
         Table(["row", worst.error_name, *DESCRIBED], rows, sortable=True, stacked=True),
     ]
 

@@ -180,6 +180,50 @@ def test_spoken_digits_are_taken_by_speaker(mirror, tmp_path):
     assert parts[1:] == [{f"theo_{n}.wav" for n in range(5, 20)}, {f"theo_{n}.wav" for n in range(5)}]
 
 
+def write_librispeech(mirror: Path, speakers: int = 7, lost: str = "") -> None:
+    """Writes the archive of so many speakers, each with a chapter of two recordings, of which one may be lost."""
+    with tarfile.open(mirror / "dev-clean.tar.gz", "w:gz", compresslevel=1) as archive:
+        files = {"LibriSpeech/SPEAKERS.TXT": b"about", "LibriSpeech/dev-clean/../../9-9-9.flac": b"elsewhere"}
+        for number in range(speakers):
+            folder, chapter = f"LibriSpeech/dev-clean/{9 * number + 1}/5/", f"{9 * number + 1}-5"
+            files |= {f"{folder}{chapter}-000{n}.flac": f"sound {number} {n}".encode() for n in range(2)}
+            lines = [f"{chapter}-000{n} SAID BY {number}, {n}\n" for n in range(2)]
+            files[f"{folder}{chapter}.trans.txt"] = "".join(lines).encode()
+        files["LibriSpeech/dev-clean/9/9/9-9.trans.txt"] = b"9-9-9 ELSEWHERE\n"
+        for name, content in files.items():
+            if not lost or lost not in name:
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
+def test_whole_speakers_of_librispeech_are_in_one_part_with_their_transcripts(mirror, tmp_path):
+    write_librispeech(mirror)
+    lines: list[str] = []
+    folder = get_dataset("librispeech_dev_clean", tmp_path / "data", mirror, lines.append)
+    assert "CC BY 4.0" in "\n".join(lines)
+    assert "The source has changed: dev-clean.tar.gz" in "\n".join(lines)  # the published one is 338 MB
+    speakers = {}
+    for part in ("train", "validation", "test"):
+        with (folder / f"{part}.csv").open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert all((folder / row["audio"]).is_file() and row["text"].isupper() for row in rows)
+        speakers[part] = {int(row["speaker"]) for row in rows}
+        assert all(row["audio"].startswith(f"{row['speaker']}/{row['speaker']}-") for row in rows)
+    assert speakers == {"train": {1, 9, 10, 19, 46, 55}, "validation": {28}, "test": {37}}  # by number, not as text
+    with (folder / "train.csv").open(encoding="utf-8", newline="") as file:
+        assert next(csv.DictReader(file)) == {"audio": "1/1-5-0000.flac", "text": "SAID BY 0, 0", "speaker": "1"}
+    assert (folder / "1/1-5-0001.flac").read_bytes() == b"sound 0 1"
+    assert not list(tmp_path.parent.glob("9-9*"))
+
+
+def test_recordings_of_librispeech_without_transcripts_are_named(mirror, tmp_path):
+    for lost, named in (("10-5-0001.flac", "10-5-0001"), ("19-5.trans", "19-5-0000, 19-5-0001")):
+        write_librispeech(mirror, lost=lost)
+        with pytest.raises(DownloadError, match=rf"the source .* alone are {named}"):
+            made("librispeech_dev_clean", mirror, tmp_path)
+
+
 SICK_HEADER = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
 
 
@@ -395,6 +439,7 @@ def test_a_folder_with_the_known_content_is_complete_without_its_note(real_data,
         ("customer_reviews", "custrev.all", b"2 a third class\n", "KeyError: '2'"),
         ("wikitext2", "wikitext-2-raw-v1.zip", b"<html>", "BadZipFile"),
         ("cifar10", "cifar-10-binary.tar.gz", b"<html>", "not a gzip file"),
+        ("librispeech_dev_clean", "dev-clean.tar.gz", b"<html>", "not a gzip file"),
     ],
 )
 def test_a_source_that_is_not_what_it_was_is_named(mirror, tmp_path, name, file, content, reason):
@@ -425,10 +470,11 @@ def test_batches_that_are_not_those_of_cifar10_are_named(mirror, tmp_path, image
         made("cifar10", mirror, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["wikitext2", "cifar10", "spoken_digits"])
+@pytest.mark.parametrize("name", ["wikitext2", "cifar10", "spoken_digits", "librispeech_dev_clean"])
 def test_an_archive_that_unpacks_to_too_much_is_rejected(mirror, tmp_path, monkeypatch, name):
     write_batches(mirror, {"data_batch_1": [(3, drawn(3, 1))]})
     write_archive(mirror, dict.fromkeys(clip_names(), b"clip"))
+    write_librispeech(mirror)
     monkeypatch.setattr(entries, "MAX_FILE_BYTES", 3)
     with pytest.raises(DownloadError, match="unpacks to more than 3 bytes"):
         made(name, mirror, tmp_path)

@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pandas
 import pytest
@@ -158,17 +159,130 @@ def test_parts_in_another_form_than_seconds_are_asked_for(tmp_path, capsys) -> N
     assert (columns["start"], columns["end"]) == ("onset", "offset")
 
 
-def test_transcripts_are_not_taken_for_anything_else(tmp_path, capsys) -> None:
-    clips = recordings(tmp_path, [0.5] * 12)
-    speech = [{"path": row["path"], "sentence": TEXTS[n]} for n, row in enumerate(clips)]
-    said = refusal(capsys, written(tmp_path, speech))
-    assert "sentence seems to hold transcripts of path. No recipe transcribes speech" in said
-    voices = [{**row, "gender": "mf"[n % 2], "up_votes": n % 3} for n, row in enumerate(speech)]
-    said = refusal(capsys, written(tmp_path, voices))
-    assert "data.columns.label=COLUMN" in said
-    assert init(written(tmp_path, voices), "data.columns.label=gender")["task"]["modality"] == "audio"
+def test_recordings_with_transcripts_are_for_speech_recognition(tmp_path) -> None:
+    clips = recordings(tmp_path, [1.0] * 24)
+    speech = [{"path": row["path"], "sentence": TEXTS[n][:20], "up_votes": n % 3} for n, row in enumerate(clips)]
+    voices = [{**row, "gender": "mf"[n % 2], "client_id": f"c{n % 6}"} for n, row in enumerate(speech)]
+    settings = init(written(tmp_path, voices, "voices.tsv", "\t"), "--from-scratch")
+    assert settings["data"]["columns"] == {"audio": "path", "text": "sentence"}
+    assert settings["data"]["group_column"] == "client_id"
+    assert settings["task"]["audio"]["max_seconds"] == 1
+    text = (tmp_path / "new.yaml").read_text(encoding="utf-8")
+    assert "recordings with their transcripts" in text
+    assert "# Not used: gender" in text
+    parts = [{**row, "onset": 0.1, "offset": 0.8} for row in speech]
+    columns = init(written(tmp_path, parts, "parts.csv"), "--from-scratch")["data"]["columns"]
+    assert (columns["start"], columns["end"]) == ("onset", "offset")
+
+
+def test_a_label_decides_against_the_transcripts(tmp_path) -> None:
+    clips = recordings(tmp_path, [0.5] * 24)
+    speech = [{"path": row["path"], "sentence": TEXTS[n], "gender": "mf"[n % 2]} for n, row in enumerate(clips)]
+    assert init(written(tmp_path, speech), "data.columns.label=gender")["task"]["modality"] == "audio"
     feelings = [{**row, "label": ("calm", "angry")[n % 2]} for n, row in enumerate(speech)]
     assert init(written(tmp_path, feelings))["data"]["columns"] == {"audio": "path"}
+    words = [{"path": row["path"], "transcript": ("yes", "no")[n % 2]} for n, row in enumerate(clips)]
+    assert init(written(tmp_path, words))["data"]["columns"] == {"audio": "path", "label": "transcript"}
+
+
+def speech_folder(folder: Path, layout: str) -> Path:
+    """Writes the same recordings and transcripts in a layout."""
+    rows = [(TEXTS[n][:20], audio(tone(1.0, 16000, frequency=200 + 9 * n), 16000)) for n in range(24)]
+    folder.mkdir(parents=True)
+    for number, (text, content) in enumerate(rows):
+        name = {"libri": f"8{number % 6}/1/8{number % 6}-1-{number:04}.wav", "lj": f"wavs/LJ{number}.wav"}
+        path = folder / name.get(layout, f"{number}.wav")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        if layout == "texts":
+            path.with_suffix(".txt").write_text(text)
+        elif layout == "libri":
+            with (path.parent / f"8{number % 6}-1.trans.txt").open("a") as file:
+                file.write(f"{path.stem} {text.upper()}\n")
+    if layout == "audiofolder":
+        cells = [[f"{n}.wav", row[0]] for n, row in enumerate(rows)]
+        table(folder / "metadata.csv", ["file_name", "transcription"], cells)
+    elif layout == "lj":
+        (folder / "metadata.csv").write_text("".join(f"LJ{n}|{row[0]}|{row[0]}\n" for n, row in enumerate(rows)))
+    elif layout in ("parquet", "hdf5"):
+        columns = {"audio": [{"bytes": row[1], "path": None} for row in rows], "text": [row[0] for row in rows]}
+        if layout == "parquet":
+            pandas.DataFrame(columns).to_parquet(folder / "rows.parquet")
+            return folder / "rows.parquet"
+        with h5py.File(folder / "rows.h5", "w") as file:
+            sounds = file.create_dataset("audio", len(rows), h5py.vlen_dtype(np.uint8))
+            sounds[:] = [np.frombuffer(row[1], np.uint8) for row in rows]
+            file.create_dataset("text", data=columns["text"], dtype=h5py.string_dtype())
+        return folder / "rows.h5"
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["texts", "libri", "audiofolder", "lj", "parquet", "hdf5"])
+def test_every_layout_of_transcripts_is_recognised(layout, tmp_path) -> None:
+    source = speech_folder(tmp_path / "speech", layout)
+    settings = init(source, "--from-scratch")
+    assert settings["model"]["from_config"]["model_type"] == "wav2vec2-bert"
+    assert settings["data"]["train_file"] == str(source)
+    assert settings["data"].get("group_column") == ("speaker" if layout == "libri" else None)
+
+
+def test_subsets_of_transcribed_recordings_are_found_by_their_names(tmp_path) -> None:
+    for part in ("train", "validation", "test"):
+        speech_folder(tmp_path / "speech" / part, "texts")
+    settings = init(tmp_path / "speech", "--from-scratch")
+    assert {name: Path(settings["data"][f"{name}_file"]).name for name in ("train", "validation", "test")} == {
+        name: name for name in ("train", "validation", "test")
+    }
+
+
+def test_ljspeech_s_table_stands_for_its_folder(tmp_path) -> None:
+    folder = speech_folder(tmp_path / "speech", "lj")
+    output = ("--output", tmp_path / "new.yaml")
+    assert run_command("init", folder / "metadata.csv", "--from-scratch", *output) == 0
+    assert f"train_file: {folder}  #" in (tmp_path / "new.yaml").read_text(encoding="utf-8")
+    lists = "".join(f"wavs/LJ{n}.wav|{TEXTS[n][:20]}\n" for n in range(24))
+    (folder / "train_list.csv").write_text(lists)
+    data = init(folder / "train_list.csv", "--from-scratch")["data"]
+    assert (data["header"], data["columns"]) == (False, {"audio": 1, "text": 2})
+
+
+def test_classes_stay_classes_and_transcripts_in_their_folders_win(tmp_path) -> None:
+    for n in range(24):
+        path = tmp_path / "clips" / ("yes", "no")[n % 2] / f"{n}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(audio(tone(0.5, frequency=200 + 9 * n)))
+    assert init(tmp_path / "clips")["task"]["modality"] == "audio"
+    for path in (tmp_path / "clips").rglob("*.wav"):
+        path.with_suffix(".txt").write_text(TEXTS[int(path.stem)][:12])
+    assert "wav2vec2-bert" in str(init(tmp_path / "clips", "--from-scratch"))
+    assert "# Not used: label" in (tmp_path / "new.yaml").read_text(encoding="utf-8")
+    assert init(tmp_path / "clips", "--recipe", "reviews")["task"]["modality"] == "audio"
+
+
+def test_the_language_of_whisper_is_read_or_asked_for(tmp_path, capsys) -> None:
+    clips = recordings(tmp_path, [1.0] * 24)
+    model = ("--model", "openai/whisper-small")
+    german = ["das", "ist", "nicht", "die", "und", "der", "mit", "den", "ein", "eine"]
+    rows = [{"path": row["path"], "text": " ".join(german[n % 4 : n % 4 + 6]) + f" {n}"} for n, row in enumerate(clips)]
+    assert init(written(tmp_path, rows), *model)["task"]["language"] == "de"
+    spoken = [{**row, "locale": ("de", "en")[n % 2]} for n, row in enumerate(rows)]
+    assert init(written(tmp_path, spoken), *model)["data"]["columns"]["language"] == "locale"
+    silent = [{**row, "text": f"zwei {n}"} for n, row in enumerate(rows)]
+    said = refusal(capsys, written(tmp_path, silent), *model)
+    assert "is told the language, which the transcripts do not show; name it: task.language=english" in said
+    assert init(written(tmp_path, silent), *model, "task.language=german")["task"]["language"] == "german"
+    assert init(written(tmp_path, silent))["task"]["vocabulary"] == "transcripts"  # of wav2vec 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["libri", "audiofolder"])
+def test_what_init_writes_for_speech_trains(layout, tmp_path) -> None:
+    source = speech_folder(tmp_path / "speech", layout)
+    assert init(source, "--from-scratch")["model"]
+    small = ["model.from_config.num_hidden_layers=1", "train.max_steps=2", "train.num_train_epochs=null"]
+    often = (f"output_dir={tmp_path / 'run'}", "eval.eval_steps=2", "checkpoint.save_steps=2")
+    assert run_command("train", "speech_recognition", "--config", tmp_path / "new.yaml", *small, *often) == 0
+    assert (tmp_path / "run" / "predictions.jsonl").exists()
 
 
 def test_what_a_recipe_cannot_read_is_said_with_what_it_can(tmp_path, capsys) -> None:

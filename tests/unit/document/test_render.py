@@ -82,7 +82,7 @@ def test_marked_words_are_marked_in_html_and_markdown() -> None:
     words = Marked([("*one*", ""), ("t|o", "mark"), ("uh", "ins"), ("<four>", "del"), ("…", "")])
     sections = [Section("s", [Table(["words", "size"], [[words, 1]], sortable=True)])]
     html = render.render_html("t", "", sections)
-    assert ">*one* <mark>t|o</mark> <ins>uh</ins> <del>&lt;four&gt;</del> …</td>" in html
+    assert "<span>*one* <mark>t|o</mark> <ins>uh</ins> <del>&lt;four&gt;</del> …</span></td>" in html
     assert "| \\*one\\* **t\\|o** *uh* ~~&lt;four>~~ … | 1 |" in render.render_markdown("t", "", sections)
     text = MarkdownIt().enable(["table", "strikethrough"]).render(render.render_markdown("t", "", sections))
     assert "<td>*one* <strong>t|o</strong> <em>uh</em> <s>&lt;four&gt;</s> …</td>" in text

@@ -326,6 +326,51 @@ def test_generated_texts_are_only_ranked():
     assert "wrong labels cannot be told from hard rows" in finding.message
 
 
+def test_transcripts_that_cannot_be_of_their_recordings_are_found(tmp_path) -> None:
+    random = np.random.default_rng(0)
+    english = ["the", "and", "that", "with", "this", "are", "not", "have", "you", "was"]
+    rows = [[f"{n}.wav", " ".join(random.choice(english, 6)) + f" {n}"] for n in range(40)]
+
+    def sound(n: int) -> np.ndarray:
+        return 0.4 * np.sin(2 * np.pi * (200 + 11 * n) * np.arange(8000) / 8000) + 0.05 * random.standard_normal(8000)
+
+    sounds = [sound(n) for n in range(40)]
+    rows[3][1] = " ".join(random.choice(english, 60))  # in one second
+    rows[5][1], rows[7][1] = (
+        "das ist nicht die Frau und der Mann",
+        "\u0434\u043e\u0431\u0440\u044b\u0439 \u0434\u0435\u043d\u044c",
+    )
+    rows[8][1] = "あなた は 今日 とても 元気 です ね"
+    sounds[11], sounds[13] = np.zeros(8000), np.clip(9 * sounds[13], -1, 1)
+    sounds[17] = sounds[15]  # with another transcript
+    for n, samples in enumerate(sounds):
+        soundfile.write(tmp_path / f"{n}.wav", samples, 8000)
+    write_csv(tmp_path / "train.csv", rows, ["audio", "text"])
+    files = [f"data.train_file={tmp_path / 'train.csv'}", "data.validation_file=null", "eval.eval_steps=null",
+             "data.validation_split=0", "checkpoint.save_steps=100"]  # fmt: skip
+    found = doctor("speech_recognition", tmp_path / "out", *files, config="smoke_ctc")
+    assert rows_of(found, "silent") == [("train", 13)]
+    assert [(row, value > 0.5) for _, row, value in rows_of(found, "clipped", "value")] == [(15, True)]
+    assert sorted(rows_of(found, "foreign", "value")) == [
+        ("train", 7, "de"), ("train", 9, "Cyrillic"), ("train", 10, "Japanese or Chinese"),
+    ]  # fmt: skip
+    (unusual,) = of_kind(found, "outliers")
+    assert unusual["details"]["measured"] == "number of characters of text per second"
+    assert [row["row"] for row in unusual["rows"]] == [5]
+    assert rows_of(found, "contradictory", "like_row") == [("train", 19, 17)]
+    assert {each["name"] for each in found["histograms"]} == {"audio", "text"}
+
+
+def test_peaks_that_only_touch_full_scale_are_not_clipped() -> None:
+    time = np.arange(16000) / 16000
+    for hertz in (50, 440):
+        wave = np.sin(2 * np.pi * hertz * time)[:, None]
+        assert duplicates.clipped(wave) < 0.001
+        assert duplicates.clipped(np.clip(1.3 * wave, -1, 1)) > 0.1
+    assert np.isnan(duplicates.clipped(np.zeros((100, 2))))
+    assert np.isnan(duplicates.clipped(np.ones((2, 1))))
+
+
 def test_every_kind_of_finding_can_be_shown():
     row = {"split": "train", "file": "a.csv", "row": 1, "label": ["a", "b"], "probability": 0.5, "reason": "x" * 200}
     findings = [Finding(kind, 1, "m", [row]) for kind in TITLES]

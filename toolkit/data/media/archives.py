@@ -27,6 +27,8 @@ from toolkit.data.readers.raw import not_text
 _SYSTEM = ("@eadir", "__macosx", "desktop.ini", "ehthumbs.db", "thumbs.db")
 """Files and folders of Windows, macOS and network drives, in lower case."""
 _NOTES = (".md", ".txt")
+ABOUT = ("changelog", "citation", "copying", "licence", "license", "notes", "readme")
+"""Names of texts about a dataset, in lower case and without suffix."""
 
 
 def is_hidden(name: str) -> bool:
@@ -36,7 +38,7 @@ def is_hidden(name: str) -> bool:
 
 def is_note(name: str) -> bool:
     """Whether a file is a note beside the data, such as a licence."""
-    return name.lower().endswith(_NOTES)
+    return name.lower().endswith(_NOTES) or name.lower().rpartition("/")[2] in ABOUT
 
 
 def is_skipped(path: str) -> bool:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
@@ -19,10 +20,11 @@ from typing import Any, BinaryIO
 
 from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
-from toolkit.base.files import file_sha256, sha256
+from toolkit.base.files import file_sha256, kind_of, sha256
 from toolkit.config.paths import ARCHIVES
-from toolkit.data.media.archives import Part, is_hidden, is_note, is_skipped, members, part_of, reopen
-from toolkit.data.readers.raw import Fingerprint, RawRow, Reading
+from toolkit.data.media.archives import Part, is_hidden, is_note, members, part_of, reopen
+from toolkit.data.media.transcripts import FOLDERS, TEXT, Entry, Transcripts, read_transcripts, transcript_files
+from toolkit.data.readers.raw import RECOGNISED, Fingerprint, RawRow, Reading
 
 
 def place_of(path: Path, copies: Path | None) -> Path:
@@ -102,19 +104,21 @@ SHOWN_CHARS = 80
 """Characters of a long file name in messages."""
 
 
-def read_folder(folder: Path, labelled: bool = True) -> Iterator[RawRow]:
+def read_folder(folder: Path, labelled: bool = True, reading: Reading = RECOGNISED) -> Iterator[RawRow]:
     """Streams the image and audio files of a folder in the order of their names, as `image` or `audio` and `label`.
 
-    Labelled files are in `<class>/<file>` and deeper, or DataError is raised; others are anywhere. Hidden files, system
-    files and notes (.txt, .md) are skipped; a file with any other suffix is a bad row.
+    Labelled files are in `<class>/<file>` and deeper, or have transcripts beside them (`text`, see
+    `toolkit.data.media.transcripts`), or DataError is raised; others are anywhere. Hidden files, system files and notes
+    (.txt, .md) are skipped; a file with any other suffix is a bad row.
     """
-    if labelled and not any(entry.is_dir() and not is_hidden(entry.name) for entry in folder.iterdir()):
+    names = file_names(folder)
+    found = read_transcripts(names, _recordings(names), lambda name: (folder / name).read_bytes(), reading.encoding)
+    if labelled and not found and not any(entry.is_dir() and not is_hidden(entry.name) for entry in folder.iterdir()):
         raise DataError(
-            f"{folder} has no folders of classes; expected {folder}/<class>/<file>, "
-            "or a table (.csv, .jsonl and so on) with the paths of the files."
+            f"{folder} has no folders of classes; expected {folder}/<class>/<file>, recordings with their transcripts "
+            "(a.wav and a.txt), or a table (.csv, .jsonl and so on) with the paths of the files."
         )
-    names = [name for name in file_names(folder) if not is_note(name)]
-    return (_row(number, name, labelled) for number, name in enumerate(names, start=1))
+    return _rows(dict.fromkeys(names), found, labelled)
 
 
 def is_archive(path: Path) -> bool:
@@ -122,52 +126,85 @@ def is_archive(path: Path) -> bool:
     return path.suffix.lower() in ARCHIVES and path.is_file()
 
 
-def read_archive(archive: Path, labelled: bool = True) -> Iterator[RawRow]:
+def read_archive(archive: Path, labelled: bool = True, reading: Reading = RECOGNISED) -> Iterator[RawRow]:
     """Streams the image and audio files of an archive as `read_folder`; raises DataError also if it is damaged."""
     reopen(archive)
-    found = {name: member.reason for name, member in members(archive).items() if not is_skipped(name)}
-    if labelled and not any("/" in name for name in found):
-        raise DataError(f"{archive} has no folders of classes; expected the names of its files to be <class>/<file>.")
-    for number, (name, reason) in enumerate(found.items(), start=1):
-        row = _row(number, name, labelled)
-        yield row._replace(reason=f"{name}: {reason}") if reason else row
+    reasons = {name: each.reason for name, each in members(archive).items() if not any(map(is_hidden, name.split("/")))}
+    names, place = list(reasons), archive.absolute()
+    found = read_transcripts(names, _recordings(names), lambda name: part_of(place, name).read(), reading.encoding)
+    if labelled and not found and not any("/" in name for name in names if not is_note(name)):
+        raise DataError(
+            f"{archive} has no folders of classes; expected the names of its files to be <class>/<file>, or recordings "
+            "with their transcripts (a.wav and a.txt)."
+        )
+    yield from _rows(reasons, found, labelled)
 
 
 def read_files(paths: Iterable[Path]) -> Iterator[RawRow]:
     """Streams image and audio files without labels, numbered from 1, with absolute paths if the given ones are."""
     numbers = count(1)
     for path in paths:
-        rows = read_folder(path, labelled=False) if path.is_dir() else [_row(1, path.name, labelled=False)]
+        rows = read_folder(path, labelled=False) if path.is_dir() else _rows({path.name: None}, {}, labelled=False)
         folder = path if path.is_dir() else path.parent
         for _, values, reason in rows:
-            named = {column: str(folder / name) for column, name in (values or {}).items()}
-            yield RawRow(next(numbers), named, reason)
+            files = {name: str(folder / value) for name, value in (values or {}).items() if name in (*SUFFIXES, "file")}
+            yield RawRow(next(numbers), (values or {}) | files, reason)
 
 
 def folder_note(folder: Path, reading: Reading) -> str | None:
     """Returns how many text files (.txt, .md) of a folder are skipped, or None if there are none."""
-    skipped = list(filter(is_note, file_names(folder)))
+    names = file_names(folder)
+    read = transcript_files(names, _recordings(names))
+    skipped = [name for name in names if is_note(name) and name not in read]
     if not skipped:
         return None
     files = "1 text file is" if len(skipped) == 1 else f"{len(skipped)} text files are"
     return f"{files} skipped ({skipped[0]})"
 
 
-def _row(number: int, name: str, labelled: bool) -> RawRow:
+def _recordings(names: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the recordings among files, by their paths without suffix."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        suffix = Path(name).suffix
+        if COLUMN_OF.get(suffix.lower()) == "audio":
+            found[name.removesuffix(suffix)].append(name)
+    return found
+
+
+def _rows(names: Mapping[str, str | None], transcripts: Transcripts, labelled: bool) -> Iterator[RawRow]:
+    """Yields the rows of the files of a folder or an archive; `names` have the reasons why files cannot be read."""
+    read = set(transcript_files([*names], _recordings(names)))
+    files = {name for name in names if not is_note(name)} - read
+    entries = [entry for each in transcripts.values() for entry in each if TEXT in entry.values]
+    other = Entry({TEXT: None}, classed=any(entry.classed for entry in entries)) if entries else Entry({}, classed=True)
+    numbers = count(1)
+    for name in sorted(files | transcripts.keys()):
+        for entry in transcripts.get(name, (other,)):
+            row = _row(next(numbers), name, labelled, entry)
+            yield row._replace(reason=f"{name}: {names[name]}") if names.get(name) else row
+
+
+def _row(number: int, name: str, labelled: bool, entry: Entry) -> RawRow:
     column = COLUMN_OF.get(Path(name).suffix.lower())
-    parents = Path(name).parts[:-1]
-    if column is None:
-        return RawRow(number, {"file": name}, f"{name}: unsupported file type {Path(name).suffix!r}")
-    if not labelled:
-        return RawRow(number, {column: name})
-    if not parents:
-        return RawRow(number, {column: name}, f"{name} is not in the folder of a class")
-    return RawRow(number, {column: name, "label": parents[0]})
+    values = {column or "file": name, **entry.values}
+    if entry.reason or column is None:
+        unknown = f"unsupported file type {Path(name).suffix!r}"
+        alone = "a transcript without a recording" if entry.values.get(TEXT) else unknown
+        return RawRow(number, values, entry.reason or f"{name}: {alone}")
+    *parents, _ = Path(name).parts
+    if labelled and entry.classed and parents:
+        return RawRow(number, {column: name, "label": parents[0], **entry.values})
+    usable = not labelled or any(values.get(each) is not None for each in (TEXT, "label"))
+    reason = f"{name}: has no transcript" if TEXT in values else f"{name} is not in the folder of a class"
+    return RawRow(number, values, None if usable else reason)
 
 
-def folder_digest(folder: Path) -> str:
-    """Returns the sha256, in hexadecimal, of the names of a folder's files."""
-    return sha256("\0".join(file_names(folder)).encode("utf-8", "surrogateescape"))
+def folder_digest(folder: Path, how: Fingerprint = "content") -> str:
+    """Returns the sha256, in hexadecimal, of the names of a folder's files, and of the transcripts among them."""
+    names = file_names(folder)
+    texts = [file_digest(folder / name, how) for name in transcript_files(names, _recordings(names))]
+    return sha256("\0".join([*names, *texts]).encode("utf-8", "surrogateescape"))
 
 
 def files_in(folder: Path) -> Iterator[Path]:
@@ -300,4 +337,10 @@ def open_file(file: Mapping[str, Any]) -> BinaryIO:
 
 def _path(value: Any, folder: Path) -> Path | None:
     name = value.get("path") if isinstance(value, Mapping) else value
-    return (folder / name).absolute() if isinstance(name, str) and name.strip() else None
+    if not isinstance(name, str) or not name.strip():
+        return None
+    place = folder / name
+    others = () if os.sep in name else [folder / each / name for each in FOLDERS if (folder / each).is_dir()]
+    if others and not kind_of(place):
+        place = next(filter(kind_of, others), place)
+    return place.absolute()

@@ -59,7 +59,7 @@ def _delimiter(file: Path, reading: Reading) -> str:
 
 def _fit(lines: list[str], delimiter: str, quoting: str | None) -> float:
     """Returns how well a delimiter fits the lines: 0 if the first record has only one column; otherwise above 0."""
-    first, *others = [record for _, record in _records(lines, delimiter, quoting)] or [""]
+    first, *others = [record for _, record in records(lines, delimiter, quoting)] or [""]
     if isinstance(first, str) or len(first) < 2:
         return 0.0
     return (1 + sum(len(record) == len(first) for record in others if not isinstance(record, str))) / (1 + len(others))
@@ -69,7 +69,7 @@ def _quoting(file: Path, reading: Reading, delimiter: str) -> Literal["minimal",
     if delimiter != "\t":
         return "minimal"
     with open_text(file, str(reading.encoding), newline="") as opened:
-        balanced = not any(isinstance(record, str) for _, record in _records(opened, delimiter, "minimal"))
+        balanced = not any(isinstance(record, str) for _, record in records(opened, delimiter, "minimal"))
     with open_text(file, str(reading.encoding), newline="") as opened:
         return "minimal" if balanced or any(map(_DOUBLED.search, opened)) else "none"
 
@@ -78,19 +78,19 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
     """Streams the rows of a file; raises DataError if the header cannot be read, or two columns have the same name."""
     reading = recognise(file, reading)
     with open_text(file, str(reading.encoding), newline="") as opened:
-        records = _records(opened, str(reading.delimiter), reading.quoting)
-        line, header = next(records, (0, []))
+        found = records(opened, str(reading.delimiter), reading.quoting)
+        line, header = next(found, (0, []))
         if not isinstance(header, str) and _SEPARATOR.fullmatch(str(reading.delimiter).join(header)):
-            line, header = next(records, (0, []))
+            line, header = next(found, (0, []))
         problem = header if isinstance(header, str) else not_text(header)
         if problem:
             hint = " Set data.encoding to the file's encoding." if "UTF-8" in problem else ""
             raise DataError(f"{file}: the header (line {line}) cannot be read: {problem}.{hint}")
         if not reading.header:
-            records = chain([(line, header)] if header else [], records)
+            found = chain([(line, header)] if header else [], found)
             header = [str(number) for number in range(1, len(header) + 1)]
         check_names(file, list(header))
-        for number, record in records:
+        for number, record in found:
             if isinstance(record, str):
                 yield RawRow(number, None, record)
                 continue
@@ -142,7 +142,7 @@ class _Lines:
         self.number -= len(self.record) - 1
 
 
-def _records(text: Iterable[str], delimiter: str, quoting: str | None) -> Iterator[tuple[int, list[str] | str]]:
+def records(text: Iterable[str], delimiter: str, quoting: str | None) -> Iterator[tuple[int, list[str] | str]]:
     """Yields, for each record that is not blank, its first line's number and its fields, or why it is unusable."""
     lines = _Lines(text)
     rule: Any = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL

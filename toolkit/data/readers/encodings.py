@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -46,6 +47,15 @@ def open_text(file: Path, encoding: str, newline: str | None = None) -> TextIO:
     if encoding == UTF_8:
         return file.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
     return file.open(encoding=encoding, newline=newline)
+
+
+def decoded(content: bytes, given: str | None) -> str:
+    """Returns the text of a small file; bytes that are neither UTF-8 nor of the `given` encoding stay as they are."""
+    mark = next((name for mark, name in _MARKS.items() if content.startswith(mark)), None)
+    for encoding in filter(None, (mark, UTF_8, given)):
+        with suppress(UnicodeError):
+            return content.decode(encoding).removeprefix("\ufeff")
+    return content.decode(errors="surrogateescape")
 
 
 def recognised_encoding(found: str, given: str | None) -> list[str]:

@@ -27,6 +27,8 @@ LEAST_CORRELATION = {"image": 0.96, "audio": 0.995}
 MOST_SECONDS = 30.0
 LOWEST_HERTZ, HIGHEST_HERTZ, RANGE_DECIBEL = 100.0, 3500.0, 60.0
 WINDOW_SECONDS = 0.032
+FULL_SCALE, FLAT = 0.9999, 3
+"""The largest sample that 16 bits hold, nearly, and the samples of a peak that is cut off; others touch it once."""
 MOST_LENGTH = 0.02
 """Relative difference of the lengths of two clips that are nearly equal."""
 
@@ -39,6 +41,7 @@ class Print:
     bits: np.ndarray
     cells: np.ndarray  # `[16, 16, ...]` uint8: colours, or loudness by frequency and time
     size: tuple[float, ...]  # width and height in pixels, or the length in seconds
+    clipped: float = 0.0  # share of samples that are cut off at the largest value; NaN in silence
 
     @property
     def keys(self) -> np.ndarray:
@@ -78,13 +81,23 @@ def of_audio(file: Mapping[str, Any]) -> Print | None:
         with open_sound(file) as opened, soundfile.SoundFile(opened) as sound:
             rate, frames = sound.samplerate, file["frames"]
             sound.seek(file["first"])
-            samples = sound.read(min(frames, round(MOST_SECONDS * rate)), "float32", always_2d=True).mean(axis=1)
+            read = sound.read(min(frames, round(MOST_SECONDS * rate)), "float32", always_2d=True)
     except (soundfile.SoundFileError, OSError, ValueError):
         return None
+    samples = read.mean(axis=1)
     wide, high, cells = (
         loudness(samples, rate, *shape) for shape in ((COARSE, COARSE + 1), (COARSE + 1, COARSE), (SIDE, SIDE))
     )
-    return Print(steps(wide, high), cells, (frames / rate,))
+    return Print(steps(wide, high), cells, (frames / rate,), clipped(read))
+
+
+def clipped(samples: np.ndarray) -> float:
+    """Returns the share of samples (`[frames, channels]`) in runs of `FLAT` at full scale; NaN if there is no sound."""
+    from toolkit.modalities.audio import SILENCE
+
+    if len(samples) < FLAT or np.ptp(samples) <= SILENCE:
+        return float("nan")
+    return float(np.lib.stride_tricks.sliding_window_view(np.abs(samples) >= FULL_SCALE, FLAT, 0).all(-1).mean())
 
 
 def loudness(samples: np.ndarray, rate: int, bands: int, stretches: int) -> np.ndarray:

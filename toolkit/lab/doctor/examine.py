@@ -24,9 +24,11 @@ from toolkit.lab.doctor.sizes import (
     Histogram,
     cuts,
     file_histograms,
+    foreign,
     lengths_of,
     number_outliers,
     outliers,
+    sounds,
     text_histograms,
 )
 from toolkit.lab.init.models import config_of, local_folder
@@ -67,6 +69,8 @@ def diagnose(request: Request, run: Path | None) -> Diagnosis:
         *label_findings(checked.findings),
         *cuts(histograms),
         *column_findings(subject.profile, used),
+        *sounds(rows, prints),
+        *foreign(task, parts, prints),
         *outliers(rows, lengths_of(task, rows, prints)),
         *number_outliers(task, parts),
     ]

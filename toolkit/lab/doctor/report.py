@@ -31,6 +31,9 @@ TITLES = {
     "cut": "Rows that are cut",
     "empty_columns": "Empty columns",
     "constant_columns": "Constant columns",
+    "silent": "Silent recordings",
+    "clipped": "Clipped recordings",
+    "foreign": "Texts in another language",
     "outliers": "Unusual rows",
 }
 """Titles of the kinds of findings, in the order in which they are shown."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -16,7 +18,7 @@ from toolkit.config.sections import Config
 from toolkit.lab.doctor.duplicates import Print, plain
 from toolkit.lab.doctor.findings import Finding, Part, input_columns
 from toolkit.lab.init.guesses import tokens
-from toolkit.lab.init.models import local_folder
+from toolkit.lab.init.models import language_of, local_folder
 from toolkit.lab.init.overview import limit_of, pairs_of
 
 BINS = 24
@@ -118,7 +120,12 @@ def lengths_of(task: Task, rows: Sequence[tuple[Part, int]], prints: Sequence[Pr
     """Returns the sizes of rows by what is measured; None where a file can no longer be read."""
     if prints:
         if "audio" in input_columns(task):
-            return {"length of audio in seconds": [each and each.size[0] for each in prints]}
+            lengths = {"length of audio in seconds": [each and each.size[0] for each in prints]}
+            for name in set(text_columns(task)) - set(input_columns(task)):
+                pairs = zip(prints, rows, strict=True)
+                pace = [each and len(part.rows[row][name] or "") / each.size[0] for each, (part, row) in pairs]
+                lengths[f"number of characters of {name} per second"] = pace
+            return lengths
         return {
             "size of the image in pixels": [each and each.size[0] * each.size[1] for each in prints],
             "width of the image divided by its height": [each and each.size[0] / each.size[1] for each in prints],
@@ -168,3 +175,50 @@ def number_outliers(task: Task, parts: Sequence[Part]) -> Iterator[Finding]:
                 said = f"{counted(len(far), 'row')} with an unusual {name} (half are from {low:.4g} to {high:.4g})."
                 found = [{**rows[i][0].place(rows[i][1]), "value": float(values[i])} for i in far]
                 yield Finding("outliers", len(far), said, found, {"measured": name})
+
+
+CLIPPED = 0.001
+"""Share of cut-off samples that can be heard."""
+MOSTLY, LEAST_WORDS = 0.9, 6
+"""Share of the texts in one language that makes others doubtful, and the words of a text that tell its language."""
+
+
+def sounds(rows: Sequence[tuple[Part, int]], prints: Sequence[Print | None]) -> Iterator[Finding]:
+    """Yields the rows whose recording is silent or clipped."""
+    shares = [0.0 if each is None else each.clipped for each in prints]
+    silent = [place for place, share in enumerate(shares) if np.isnan(share)]
+    cut = sorted((place for place, share in enumerate(shares) if share >= CLIPPED), key=lambda place: -shares[place])
+    peaks = "whose recording is clipped: its peaks are cut off at full scale, in this share of its samples"
+    for kind, places, what in (("silent", silent, "whose recording has no sound"), ("clipped", cut, peaks)):
+        values = [{} if kind == "silent" else {"value": round(shares[place], 4)} for place in places]
+        found = [rows[place][0].place(rows[place][1]) | more for place, more in zip(places, values, strict=True)]
+        if found:
+            yield Finding(kind, len(found), f"{counted(len(found), 'row')} {what}.", found)
+
+
+def foreign(task: Task, parts: Sequence[Part], prints: Sequence[Print | None]) -> Iterator[Finding]:
+    """Yields the rows of recordings whose transcript is in another language, or alphabet, than nearly all others."""
+    for name in set(text_columns(task)) - set(input_columns(task)) if prints else ():
+        rows = [(part, row, text) for part in parts for row, text in enumerate(part.rows[name][:]) if text]
+        found: dict[int, str] = {}
+        for told in (_language, _alphabet):
+            each = [told(text) for *_, text in rows]
+            counts = Counter(filter(None, each))
+            usual, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
+            if len(rows) >= LEAST_ROWS and count >= MOSTLY * counts.total():
+                found |= {place: value for place, value in enumerate(each) if value not in (None, usual)}
+        if found:
+            said = f"{counted(len(found), 'row')} with a {name} in another language or alphabet than nearly all others."
+            places = [rows[place][0].place(rows[place][1]) | {"value": value} for place, value in found.items()]
+            yield Finding("foreign", len(found), said, places)
+
+
+def _language(text: str) -> str | None:
+    return language_of([text]) if len(text.split()) >= LEAST_WORDS else None
+
+
+def _alphabet(text: str) -> str | None:
+    """Returns the alphabet of most letters of a text, as Unicode names it; None without letters."""
+    names = Counter(unicodedata.name(letter, "").split(" ")[0] for letter in text if letter.isalpha())
+    found = max(names, key=lambda name: names[name], default=None)
+    return "Japanese or Chinese" if found in ("CJK", "HIRAGANA", "KATAKANA") else found and found.capitalize()

@@ -177,6 +177,7 @@ def _advice(profile: Profile, recipe: str | None) -> Iterator[str]:
     yield (
         "Classification and regression need a column of labels that repeat, or of numbers, beside the text, image or "
         f"audio file; name it with {COLUMN}label=COLUMN (and the text with {COLUMN}text=COLUMN).\n"
+        f"Speech recognition needs a column of transcripts beside the audio file; name it with {COLUMN}text=COLUMN.\n"
         f"To train a language model on a column: --recipe language_modeling {COLUMN}text=COLUMN."
     )
 
@@ -237,7 +238,7 @@ def _from_rows(kind: Kind, sample: Sample, cfg: Config, rows: CheckedRows) -> It
     yield from training(len(train), longest, sample.model, adapters)
     blocks = kind.recipe == "language_modeling" and kind.name not in ("chat", "prompts")
     texts = [] if blocks or not kind.texts else list(map(str, train[kind.texts[0]][:]))
-    yield from speed(texts, convolutions=kind.name in ("audio", "image"))
+    yield from speed(texts, convolutions=kind.name in ("audio", "image", "speech"))
     if cfg.data.validation_file or cfg.data.validation_split != 0:
         single = getattr(cfg.task, "problem_type", None) == SINGLE
         yield from evaluation(findings.labels.get("train", {}), single, sum(map(len, rows.splits.values())))

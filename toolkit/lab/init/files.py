@@ -12,6 +12,8 @@ from toolkit.base.errors import DataError
 from toolkit.base.files import expanded
 from toolkit.config.paths import ARCHIVES, HDF5, aligned_files, files_of
 from toolkit.config.sections import DataConfig
+from toolkit.data.media.files import COLUMN_OF
+from toolkit.data.media.transcripts import FOLDERS, METADATA
 from toolkit.data.readers import delimited
 from toolkit.data.readers.encodings import likely_encoding, recognised_encoding, text_encoding
 from toolkit.data.readers.raw import Reading
@@ -61,8 +63,9 @@ _ROWS = 200
 
 
 def _has_no_names(cells: Sequence[str]) -> bool:
-    """Returns whether the cells of a first line cannot be names: one is a number, or all are sentences."""
-    return any(map(_NUMBER.fullmatch, cells)) or all(len(cell.split()) >= _SENTENCE for cell in cells)
+    """Returns whether the cells of a first line cannot be names: one is a number or a file, or all are sentences."""
+    files = any(Path(cell).suffix.lower() in COLUMN_OF for cell in cells if len(cell.split()) == 1)
+    return files or any(map(_NUMBER.fullmatch, cells)) or all(len(cell.split()) >= _SENTENCE for cell in cells)
 
 
 LEAST_ENTITIES = 0.01
@@ -94,6 +97,9 @@ def split_files(source: str) -> list[Guess]:
     folder = path if path.is_dir() else path.parent
     present = {setting: _find(folder, names, path) for setting, names in _NAMES.items()}
     train = present["train_file"]
+    whole = path.is_dir() or (path.name == METADATA and any((folder / each).is_dir() for each in FOLDERS))
+    if whole and (folder / METADATA).is_file() and not (train and train.is_file()):
+        return [Guess("data.train_file", str(folder), f"its {METADATA} is about all recordings in this folder")]
     if train is None or (path.is_file() and train != path):
         return [Guess("data.train_file", source)]
     found = {setting: str(each) for setting, each in present.items() if each is not None}
@@ -108,7 +114,7 @@ def split_files(source: str) -> list[Guess]:
 def name_of(source: str) -> str:
     """Returns a name for a run on a file or folder, its own or, for `train.csv`, that of its folder."""
     path = expanded(source).resolve()
-    name = path.parent.name if path.stem in _NAMES["train_file"] else path.stem
+    name = path.parent.name if path.stem in (*_NAMES["train_file"], Path(METADATA).stem) else path.stem
     return re.sub(r"[^\w-]+", "-", name).strip("-") or "data"
 
 

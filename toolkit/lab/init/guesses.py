@@ -230,17 +230,19 @@ HIGHEST_RATE = 16000
 
 
 def durations(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
-    """Returns the length of clips."""
-    clips = rows["audio"][:]
+    """Returns the length of clips; with a transcript, nothing may be cropped."""
+    clips, whole = rows["audio"][:], "text" in rows.column_names
     seconds, rates = [clip["frames"] / clip["rate"] for clip in clips], Counter(clip["rate"] for clip in clips)
     needed = quantile(seconds, COVERED)
     limit = min(max(math.ceil(10 * needed) / 10, SHORTEST_CLIP) if needed < 10 else math.ceil(needed), LONGEST_CLIP)
     why = f"{COVERED:.0%} of the clips have at most {needed:.3g} s"
-    if longer := sum(each > limit for each in seconds):
+    if whole:
+        limit, why = math.ceil(max(seconds)), f"the longest recording has {max(seconds):.3g} s"
+    elif longer := sum(each > limit for each in seconds):
         why += f"; {longer:,} are cropped"
     found = [Guess("task.audio.max_seconds", limit, why)]
     rate, count = rates.most_common(1)[0]
-    if model.settings and rate < HIGHEST_RATE:
+    if model.settings and rate < HIGHEST_RATE and not whole:
         found.append(Guess("task.audio.sampling_rate", rate, f"that of {count:,} of {len(clips):,} clips"))
     return found
 

@@ -15,6 +15,8 @@ from typing import Any
 from toolkit.base.errors import InputError
 from toolkit.config.messages import join
 from toolkit.config.sections import DataConfig
+from toolkit.data.media.transcripts import TEXT_NAMES
+from toolkit.data.sources import is_files
 from toolkit.lab.init.guesses import Guess, Limits, answers, blocks, durations, pixels, spans, truncation, windows
 from toolkit.lab.init.labels import MOST_WHOLE_CLASSES, REGRESSION, SINGLE, can_be_label, doubtful, is_flag, label_kind
 from toolkit.lab.init.models import LANGUAGES, Model, language_named, language_of
@@ -413,7 +415,21 @@ def find_texts(pairs: bool) -> Find:
 
 
 _AUDIO = Role("audio", "file filename path", has_kind(FILES["audio"]), length)
-_TRANSCRIPT = Role("transcript", "transcription transcripts sentence utterance text", is_text)
+
+
+def is_transcript(column: ColumnProfile) -> bool:
+    """Whether a column holds transcripts, not labels: different texts of several words, or of any below usual names."""
+    if column.kind != TEXT or column.empty > len(column.values):
+        return False
+    named = {*_words(column.name), "".join(_words(column.name))} & {*_TRANSCRIPTS.split()}
+    if named and len(column.counts) > MOST_WHOLE_CLASSES:
+        return True
+    words = sum(len(str(value).split()) for value in column.values)
+    return not can_be_label(column) and (bool(named) or words >= 2 * len(column.values))
+
+
+_TRANSCRIPTS = " ".join(("transcripts", *TEXT_NAMES)).replace("_", "")
+_TRANSCRIPT = Role("text", _TRANSCRIPTS, is_transcript, length)
 _START = Role("start", "begin onset from anfang beginn xmin tmin t0", lambda column: bool(column.numbers))
 _END = Role("end", "stop finish to offset ende xmax tmax t1", lambda column: bool(column.numbers))
 _OTHER_PARTS = frozenset(
@@ -423,17 +439,23 @@ _OTHER_PARTS = frozenset(
 
 
 def find_clips(profile: Profile, given: Columns) -> Columns | None:
-    """Finds recordings, labels, and the seconds where clips begin and end.
+    """Finds recordings, labels, and the seconds where clips begin and end; raises InputError as `_with_parts`."""
+    return _with_parts(profile, given, roles(_AUDIO, _LABEL)(profile, given))
 
-    Raises InputError if these are in another form, or if the recordings have transcripts and no clear label.
+
+def find_speech(profile: Profile, given: Columns) -> Columns | None:
+    """Finds recordings, transcripts, and the seconds where they begin and end; raises InputError as `_with_parts`.
+
+    A column that is named as a label decides for classes; the name of a folder does not.
     """
-    found, audio = roles(_AUDIO, _LABEL)(profile, given), _AUDIO.choose(profile.columns)
-    spoken = _TRANSCRIPT.choose(profile.columns)
-    if audio and spoken and not given and (found is None or _LABEL.named(profile.columns[found["label"]]) < 2):
-        raise InputError(
-            f"{profile.source}: {spoken} seems to hold transcripts of {audio}. No recipe transcribes speech; it can "
-            f"have a class, labels or numbers. Name the column to predict, if there is one: {COLUMN}label=COLUMN"
-        )
+    labels = [each for each in profile.columns.values() if _LABEL.named(each) == 2 and can_be_label(each)]
+    if "label" in given or (labels and not is_files(profile.source) and "text" not in given):
+        return None
+    return _with_parts(profile, given, roles(_AUDIO, _TRANSCRIPT)(profile, given))
+
+
+def _with_parts(profile: Profile, given: Columns, found: Columns | None) -> Columns | None:
+    """Adds the columns of where clips begin and end; raises InputError if these are in another form than seconds."""
     if found is None or {"start", "end"} & given.keys():
         return found
     free = {name: column for name, column in profile.columns.items() if name not in found.values()}
@@ -448,6 +470,30 @@ def find_clips(profile: Profile, given: Columns) -> Columns | None:
     return found | parts
 
 
+def spoken(sample: Sample) -> list[Guess]:
+    """Returns the language that Whisper is told; raises InputError if neither a column nor the transcripts show it."""
+    from toolkit.modalities.speech import language_code
+
+    name, columns = sample.model.name, sample.profile.columns.values()
+    if name.endswith("-960h"):
+        upper = "English in upper case, without punctuation, is what this model writes already"
+        others = Guess("task.vocabulary", "transcripts", "this model writes English; its encoder learns others")
+        english = [Guess("task.case", "upper", upper), Guess("task.punctuation", "remove")]
+        return english if sample.languages == ["en"] else [others]
+    named = {"task.language", f"{COLUMN}language"} & sample.given.keys()
+    if sample.model.model_type != "whisper" or name.endswith(".en") or named:
+        return []
+    for column in columns:
+        if {"language", "locale", "lang"} & {*_words(column.name)} and all(map(language_code, column.counts)):
+            (first, _), *others = column.counts.most_common()
+            why = f"{column.name!r} holds the languages of the transcripts"
+            return [Guess(f"{COLUMN}language", column.name, why) if others else Guess("task.language", first, why)]
+    if (found := sample.languages[0]) is None:
+        problem = f"{name} is told the language, which the transcripts do not show; name it: task.language=english"
+        raise InputError(f"{sample.profile.source}: {problem}")
+    return [Guess("task.language", found, f"that of the transcripts: {LANGUAGES[found].names[0].capitalize()}")]
+
+
 KINDS = (
     Kind(
         *("token_classification", "token_classification", "texts with a tag for each token"),
@@ -460,6 +506,13 @@ KINDS = (
         find=find_chats,
         limits=answers,
         settings=[data_format("messages")],
+    ),
+    Kind(
+        *("speech", "speech_recognition", "recordings with their transcripts"),
+        find=find_speech,
+        texts=("text",),
+        limits=durations,
+        settings=[spoken],
     ),
     Kind(
         *("audio", "reviews", "audio clips with a label"),

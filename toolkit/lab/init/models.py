@@ -32,6 +32,7 @@ class Candidate:
     languages: tuple[str, ...] = ()
     model_type: str = ""  # its type in transformers, where settings depend on it
     for_gpu: bool = False  # whether it is too large for most CPUs
+    told: bool = False  # whether it is told the language, which must be recognised
 
 
 _ENCODERS = (
@@ -47,6 +48,10 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
         Candidate("microsoft/resnet-18", "small enough for a CPU, pretrained on 1.3 million images", None, 5e-4),
     ),
     "audio": (Candidate("openai/whisper-tiny", "the smallest Whisper, many languages", None, 1e-4),),
+    "speech": (
+        Candidate("openai/whisper-small", "Whisper, 99 languages", None, 1e-5, (), "whisper", for_gpu=True, told=True),
+        Candidate("facebook/wav2vec2-base-960h", "reads English, learns the characters of others", None),
+    ),
     "translation": (
         Candidate("google-t5/t5-small", "a small T5", 512, 5e-4, ("en", "de", "fr", "ro"), "t5"),
         Candidate("facebook/mbart-large-50-many-to-many-mmt", "for 50 languages", 1024, 3e-5, (), "mbart"),
@@ -98,6 +103,9 @@ _BERT = {"model_type": "bert", "vocab_size": 4000, "hidden_size": 128, "num_hidd
 _GPT2 = {"model_type": "gpt2", "vocab_size": 8000, "n_positions": 512, "n_embd": 256, "n_layer": 4, "n_head": 4}
 _RESNET = {"model_type": "resnet", "embedding_size": 32, "hidden_sizes": [32, 64, 128], "depths": [2, 2, 2],
            "layer_type": "basic"}  # fmt: skip
+_RECOGNISER = {"model_type": "wav2vec2-bert", "hidden_size": 144, "num_hidden_layers": 4, "num_attention_heads": 4,
+               "intermediate_size": 288, "vocab_size": 32, "apply_spec_augment": False}  # fmt: skip
+_MASKED = {"task__audio__speed": 0.1, "task__audio__time_masks": 2, "task__audio__frequency_masks": 2}
 _LISTENER = {**_RESNET, "num_channels": 1}
 SCRATCH = {
     "text": _new(512, 1e-3, 2, _BERT),
@@ -105,6 +113,7 @@ SCRATCH = {
     "language_modeling": _new(512, 1e-3, 2, _GPT2),
     "prompts": _new(512, 1e-3, 2, _GPT2),
     "image": _new(None, 3e-3, 2.4, _RESNET, task__image__random_crop=0.7, train__lr_scheduler_type="cosine"),
+    "speech": _new(None, 1e-3, 4, _RECOGNISER, **_MASKED, train__lr_scheduler_type="cosine"),
     "audio": _new(None, 2e-3, 3, _LISTENER, task__audio__speed=0.2, train__lr_scheduler_type="cosine"),
 }
 """Small new models, which learn from the rows alone, by kind of data; like those of the shipped configurations."""
@@ -122,6 +131,7 @@ def choose(kind: str, languages: Sequence[str | None], asked: str | None) -> Mod
     from toolkit.modalities.text import positions
 
     fitting = [each for each in CANDIDATES[kind] if not each.languages or set(languages) <= set(each.languages)]
+    fitting = [each for each in fitting if not (each.told and None in languages)]
     fitting.sort(key=lambda each: each.for_gpu and not has_gpu())
     known = next((each for each in fitting if asked is None and local_folder(each.name)), fitting[0])
     if asked is not None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
+from toolkit.base.files import sha256
 from toolkit.config.templates import parts_of
 from toolkit.data.media.files import SUFFIXES
 from toolkit.data.readers.raw import RECOGNISED, RawRow, Reading
@@ -130,7 +131,7 @@ def profile(source: str, rows: Iterator[RawRow]) -> Profile:
         nonlocal total
         for row in rows:
             total += 1
-            yield row
+            yield row._replace(values=row.values and {name: _named(value) for name, value in row.values.items()})
 
     sample = list(spread(counted(), SAMPLE_ROWS))
     readable = [row.values for row in sample if row.values is not None and not row.reason]
@@ -156,6 +157,18 @@ def is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not abs(value) <= float_info.max)
 
 
+_SOUNDS = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"\xff\xfb")
+"""How recordings begin."""
+
+
+def _named(value: Any) -> Any:
+    """Returns a name for a file whose content is in the table, so that it is not kept; every other value as it is."""
+    if not isinstance(value, Mapping) or not isinstance(content := value.get("bytes"), bytes):
+        return value
+    sounds = content.startswith(_SOUNDS) and content[8:12] != b"WEBP"
+    return f"{Path(value.get('path') or sha256(content)[:8]).stem}{'.wav' if sounds else '.png'}"
+
+
 def _kind(value: Any) -> str:
     if isinstance(value, bool):
         return BOOLEAN
@@ -179,9 +192,8 @@ def _kind(value: Any) -> str:
 def _kind_of_text(text: str) -> str:
     if _NUMBER.fullmatch(text) and isfinite(number := float(text)):
         return WHOLE if number.is_integer() else NUMBER
-    if _DATE.match(text) and len(text) <= len("2026-01-31T00:00:00.000000+00:00"):
-        return DATE
-    if text.lower() in ("true", "false"):
-        return BOOLEAN
     suffix = Path(text).suffix.lower() if len(text) < 1000 and "\n" not in text else ""
-    return next((name for kind, name in FILES.items() if suffix in SUFFIXES[kind]), TEXT)
+    file = next((name for kind, name in FILES.items() if suffix in SUFFIXES[kind]), TEXT)
+    if file == TEXT and _DATE.match(text) and len(text) <= len("2026-01-31T00:00:00.000000+00:00"):
+        return DATE
+    return BOOLEAN if text.lower() in ("true", "false") else file
