@@ -377,11 +377,12 @@ class SpeechRecognition(Task):
         )
 
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        import re
         from inspect import getsource
 
         return {
             "ctc": self.state["ctc"],
-            "spans": getsource(self.speech.spans).strip(),
+            "spans": re.sub(' *""".*?"""\n', "", getsource(self.speech.spans), flags=re.DOTALL).strip(),
             "sizes": self.speech.chunks(processor.feature_extractor, self.options, self.state["steps"]),
             "overlaps": self.options.stride_length_s != 0,
             "language": self.cfg.data.columns.get("language"),

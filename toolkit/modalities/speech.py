@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-AUTO_PROCESSOR, LIBRARIES = "AutoProcessor", audio.LIBRARIES
+AUTO_PROCESSOR, LIBRARIES = "AutoProcessor", ("soundfile", "soxr")
 CTC = (
     "data2vec-audio", "hubert", "sew", "sew-d", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-bert",
     "wav2vec2-conformer", "wavlm",
