@@ -6,15 +6,18 @@ accelerate launch recipes/speech_recognition.py --config recipes/configs/speech_
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from toolkit.api.batch import (
+    IGNORE_INDEX,
     BadRow,
     Batch,
     Description,
@@ -27,6 +30,7 @@ from toolkit.api.batch import (
     Row,
 )
 from toolkit.api.task import Task
+from toolkit.base.errors import ConfigError, InputError
 from toolkit.config.fields import Column
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
 from toolkit.main import main
@@ -46,7 +50,7 @@ if TYPE_CHECKING:
     import datasets
     import numpy as np
     from torch import Tensor, nn
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
@@ -92,6 +96,13 @@ class SpeechRecognitionOptions:
     """Maximum number of characters (CTC) or tokens of a transcript; rows with longer ones are bad rows."""
     num_beams: Positive = 1
     """Number of beams of beam search by encoder-decoders; 1 is greedy search."""
+    chunk_length_s: Annotated[float, Field(gt=0)] | None = None
+    """Recordings that are longer are transcribed in overlapping parts of this length, in prediction; null uses
+    `audio.max_seconds`."""
+    stride_length_s: Annotated[float, Field(ge=0)] | None = None
+    """How much of a part, at each side where it was cut, only helps to hear the rest; null uses a sixth of the part."""
+    word_times: bool = False
+    """Whether predictions have the column `words`: each word with its beginning and end, in seconds of the clip."""
     label_smoothing_factor: Fraction = 0.0
     """Part of each token's probability that is distributed over the vocabulary (encoder-decoders)."""
     generation: dict[str, Any] = field(default_factory=dict)
@@ -103,7 +114,14 @@ class SpeechRecognitionOptions:
         """Returns what is wrong in combination."""
         own = {"max_new_tokens": "max_target_length", "max_length": "max_target_length", "num_beams": "num_beams",
                "language": "language", "task": "task"}  # fmt: skip
-        return [f"task.generation.{name}: set task.{own[name]}" for name in self.generation if name in own]
+        found = [f"task.generation.{name}: set task.{own[name]}" for name in self.generation if name in own]
+        chunk, most, stride = self.chunk_length_s, self.audio.max_seconds, self.stride_length_s
+        if chunk is not None and chunk > most:
+            found.append(f"task.chunk_length_s: received {chunk:g}, must be at most task.audio.max_seconds={most:g}")
+        elif stride is not None and 2 * stride >= (chunk or most):
+            limit = f"must be less than half of a part of {chunk or most:g} s (task.chunk_length_s)"
+            found.append(f"task.stride_length_s: received {stride:g}, {limit}")
+        return found
 
 
 class SpeechRecognition(Task):
@@ -122,14 +140,14 @@ class SpeechRecognition(Task):
     best_metric = "wer"
     reference = "reference"
     error_name = "word errors"
-    decoding = ("num_beams", "generation")
-    answer_columns = ("prediction", "confidence")
+    decoding = ("num_beams", "generation", "chunk_length_s", "stride_length_s", "word_times")
 
     options: SpeechRecognitionOptions
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self.state = {"ctc": None, "start": None, "blank": None, "steps": None}
+        self.answer_columns = ("prediction", "confidence", *(["words"] if self.options.word_times else []))
 
     @property
     def speech(self) -> Any:
@@ -157,7 +175,7 @@ class SpeechRecognition(Task):
             if not words:
                 raise BadRow(f"nothing is left of its transcript {given!r} after normalisation")
         clip = {**row["audio"], "start": row.get("start"), "end": row.get("end")}
-        return {"audio": self.speech.check(clip, self.options), "text": words, "language": language}
+        return {"audio": self.speech.check(clip, self.options, labelled), "text": words, "language": language}
 
     def _language(self, row: Row) -> str | None:
         """Returns the language of a row; raises BadRow if its column holds none."""
@@ -188,25 +206,31 @@ class SpeechRecognition(Task):
         }
 
     def processor_problems(self, processor: Processor) -> list[str]:
-        return self.speech.language_problems(processor.tokenizer, self.options, "language" in self.cfg.data.columns)
+        from toolkit.modalities import seq2seq
+
+        by_row = "language" in self.cfg.data.columns
+        found = self.speech.language_problems(processor.tokenizer, self.options, by_row)
+        return [*found, *seq2seq.generation_problems(self.options.generation)]
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        columns = self.speech.preprocess(rows["audio"], processor, self.options)
-        languages = list(rows["language"])
-        labels: list[list[int]] = [[] for _ in languages]
+        columns = self.speech.cut(rows["audio"], processor, self.options, self.state["steps"], whole=labelled)
+        files = columns.pop("files")
+        columns |= self.speech.preprocess(files, processor, self.options)
+        languages = [rows["language"][owner] for owner in columns["example"]]
+        labels: list[list[int]] = [[] for _ in files]
         if labelled:
             task, start = self.options.task, self.state["start"]
             labels = self.speech.encode(rows["text"], languages, processor.tokenizer, start, task)
         fits = [
             not labelled or self.speech.fits(label, clip, processor, self.options, self.state["steps"])
-            for label, clip in zip(labels, rows["audio"], strict=True)
+            for label, clip in zip(labels, files, strict=True)
         ]
         unknown = [""] * len(labels)
         if labelled and self.state["ctc"]:
             unknown = self.speech.unknown_characters(rows["text"], processor.tokenizer)
-        columns |= {"labels": labels, "language": languages, "unknown": unknown, "example": list(range(len(labels)))}
+        columns |= {"labels": labels, "language": languages, "unknown": unknown}
         return {
             name: [value for value, kept in zip(values, fits, strict=True) if kept] for name, values in columns.items()
         }
@@ -222,11 +246,17 @@ class SpeechRecognition(Task):
     def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
         from toolkit.modalities import audio
 
+        files, limits = rows["audio"], self.options.audio
         counts = Counter("".join(features["unknown"] if "unknown" in features.column_names else ()))
         named = ", ".join(f"{letter!r} ({count:,})" for letter, count in counts.most_common(10))
-        total = sum(len(words or "") for words in rows["text"])
-        unknown = Omission("characters unknown to the vocabulary", counts.total(), total, named)
-        return [unknown, *audio.omissions(rows["audio"], self.options)]
+        letters = sum(len(words or "") for words in rows["text"])
+        most = self.options.chunk_length_s or limits.max_seconds
+        cut = len(features) - len(set(features["example"][:])) if len(features) else 0
+        return [
+            Omission("characters unknown to the vocabulary", counts.total(), letters, named),
+            Omission(f"cuts of longer recordings into parts of {most:g} s", cut, len(features)),
+            *audio.omissions(files, replace(self.options, audio=replace(limits, max_seconds=math.inf))),
+        ]
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         inputs, lengths = self.speech.collate(features, processor, self.options, random)
@@ -234,11 +264,14 @@ class SpeechRecognition(Task):
         batch: Batch = {"inputs": inputs, "labels": labels}
         if self.state["ctc"]:
             frames = [self.speech.num_frames(length, self.state["steps"]) for length in lengths.tolist()]
-            return batch | {"extra": {"frames": lengths.new_tensor(frames)}}
+            kept = [[row["left"], min(row["stop"], count)] for row, count in zip(features, frames, strict=True)]
+            return batch | {"extra": {"frames": lengths.new_tensor(frames), "kept": lengths.new_tensor(kept)}}
         tokenizer, start, task = processor.tokenizer, self.state["start"], self.options.task
         inputs |= self.speech.decoder_inputs(labels, start, tokenizer.pad_token_id)
         prefixes = [self.speech.prefix(tokenizer, start, row["language"], task) for row in features]
-        return batch | {"labelled": labelled_positions(labels), "extra": {"prefixes": lengths.new_tensor(prefixes)}}
+        spectrogram = [math.ceil(100 * row["file"]["frames"] / row["file"]["rate"]) for row in features]
+        extra = {"prefixes": lengths.new_tensor(prefixes), "spectrogram": lengths.new_tensor(spectrogram)}
+        return batch | {"labelled": labelled_positions(labels), "extra": extra}
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         if self.state["ctc"]:
@@ -248,29 +281,49 @@ class SpeechRecognition(Task):
         return token_losses(outputs.logits, batch["labels"], label_smoothing=smoothing, labelled=batch["labelled"])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
-        """Returns `ids` `[B, T]`, of frames (CTC) or tokens, and `confidence` `[B]`."""
+        """Returns `ids` `[B, T]`, of frames (CTC) or tokens, `confidence` `[B]`, and `times` of tokens `[B, T]`."""
         if self.state["ctc"]:
-            ids, scores = self.speech.best_path(outputs.logits, batch["extra"]["frames"])
+            ids, scores = self.speech.best_path(outputs.logits, batch["extra"]["kept"])
             return {"ids": ids, "confidence": self.speech.confidence(ids, scores, self.state["blank"])}
-        settings = {"max_new_tokens": self.options.max_target_length, "num_beams": self.options.num_beams}
-        settings |= self.options.generation
-        ids, confidence = self.speech.generate(model, outputs, batch["inputs"], batch["extra"]["prefixes"], **settings)
-        return {"ids": ids, "confidence": confidence}
+        prefixes = batch["extra"]["prefixes"]
+        settings = self._generation(model, prefixes.shape[1])
+        frames = batch["extra"]["spectrogram"].tolist() if self.options.word_times else None
+        found: dict[str, Tensor] = self.speech.generate(model, outputs, batch["inputs"], prefixes, frames, **settings)
+        return found
+
+    def _generation(self, model: Any, prefix: int) -> dict[str, Any]:
+        options = self.options
+        most = self.speech.num_new_tokens(model.config, options.max_target_length, prefix)
+        return {"max_new_tokens": most, "num_beams": options.num_beams, **options.generation}
+
+    def generation_fields(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        if self.state["ctc"]:
+            return {}
+        if self.options.word_times and not getattr(model.generation_config, "alignment_heads", None):
+            why = "has no alignment_heads in its generation config, by which times are found; published Whispers have"
+            raise ConfigError([f"task.word_times: received true, but this {model.config.model_type} {why}"])
+        tokenizer, start, options = processor.tokenizer, self.state["start"], self.options
+        prefix = self.speech.prefix(tokenizer, start, options.language or "en", options.task)
+        language = None if "language" in self.cfg.data.columns else options.language
+        own = self.speech.generation_fields(tokenizer, language, options.task, start)
+        return own | self._generation(model, len(prefix))
 
     def decode(self, predictions: Predictions, data: EvalData) -> list[Record]:
         from toolkit.modalities import audio
 
-        texts = self.speech.decode(predictions["ids"], data.processor.tokenizer, self.state["ctc"])
-        found = zip(data.rows, texts, predictions["confidence"].tolist(), strict=True)
+        extractor, steps = data.processor.feature_extractor, self.state["steps"]
+        frame = self.speech.hop(extractor, steps) / extractor.sampling_rate if self.state["ctc"] else None
+        found = _transcripts(predictions, data.features, data.processor.tokenizer, self.options, frame)
         return [
             {
                 "audio": audio.shown(row["audio"]),
-                "prediction": words,
-                "confidence": confidence,
+                "prediction": each.text,
+                "confidence": each.confidence,
+                **({"words": each.words} if self.options.word_times else {}),
                 "reference": row["text"],
                 "language": row["language"],
             }
-            for row, words, confidence in found
+            for row, each in zip(data.rows, found, strict=True)
         ]
 
     def answer(self, record: Record) -> dict[str, Any]:
@@ -313,10 +366,123 @@ class SpeechRecognition(Task):
         table = Table(["error", "heard", "expected", "times"], errors, sortable=True)
         return [Section(f"Most frequent errors ({name})", [table] if errors else [])]
 
+    def script(self) -> str:
+        return "speech_recognition"
+
+    def graph_script(self) -> str:
+        if self.state["ctc"]:
+            return self.script()
+        raise InputError(
+            "--format: an encoder-decoder writes token by token, and has graphs only for texts; use zip or merged"
+        )
+
+    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        import re
+        from inspect import getsource
+
+        return {
+            "ctc": self.state["ctc"],
+            "spans": re.sub(' *""".*?"""\n', "", getsource(self.speech.spans), flags=re.DOTALL).strip(),
+            "sizes": self.speech.chunks(processor.feature_extractor, self.options, self.state["steps"]),
+            "overlaps": self.options.stride_length_s != 0,
+            "language": self.cfg.data.columns.get("language"),
+        }
+
     def decoded(self, row: dict[str, Any], processor: Processor, training: bool) -> np.ndarray | None:
         from toolkit.modalities import audio
 
         return audio.decoded(row, processor.feature_extractor, self.options, training)
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The transcript of a recording; its words, if asked for, with their times in seconds."""
+
+    text: str
+    confidence: float
+    words: list[dict[str, Any]] | None = None
+
+
+def _transcripts(
+    predictions: Predictions,
+    features: datasets.Dataset,
+    tokenizer: Any,
+    options: SpeechRecognitionOptions,
+    frame: float | None,
+) -> list[Transcript]:
+    """Returns the transcripts of recordings, of the predictions of their parts; `frame` is None without frames."""
+    import numpy as np
+
+    owners, begins = np.array(features["example"][:]), features["begin"][:]
+    special, found = set(tokenizer.all_special_ids), []
+    for group in np.split(np.arange(len(owners)), np.flatnonzero(np.diff(owners)) + 1):
+        rows = [row[row != IGNORE_INDEX].tolist() for row in predictions["ids"][group]]
+        spoken = [[token for token in row if token not in special] for row in rows]
+        words = None
+        if frame is not None:  # joined before they are collapsed, as if they were of one pass
+            ids = list(chain(*rows))
+            # As transformers' pipeline: the blank is a special token.
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+            words = _words_of_frames(ids, tokenizer, frame) if options.word_times else None
+        else:
+            times = [
+                [
+                    (begins[place] + start, begins[place] + end)
+                    for token, (start, end) in zip(row, pairwise([0.0, *ends]), strict=False)
+                    if token not in special
+                ]
+                for place, row, ends in zip(group, rows, predictions["times"][group].tolist(), strict=True)
+            ] if "times" in predictions else []  # fmt: skip
+            ids, ends = _merged(spoken, times, options)
+            text = tokenizer.decode(ids, skip_special_tokens=True)
+            words = _words_of_tokens(ids, ends, tokenizer, options.language) if options.word_times else None
+        scores = predictions["confidence"][group].tolist()
+        confidence = scores[0] if len(rows) == 1 else _mean(scores, [*map(len, spoken)])
+        found.append(Transcript(text.strip(), confidence, words))
+    return found
+
+
+def _mean(scores: Sequence[float], counts: Sequence[int]) -> float:
+    """Returns the geometric mean of `counts` probabilities each, of which `scores` are the means; 0 without any."""
+    logs = [count * math.log(score) for score, count in zip(scores, counts, strict=True) if count]
+    return math.exp(sum(logs) / sum(counts)) if logs else 0.0
+
+
+def _merged(
+    parts: list[list[int]], times: list[list[tuple[float, float]]], options: SpeechRecognitionOptions
+) -> tuple[list[int], list[tuple[float, float]]]:
+    """Returns the tokens of parts, joined as by transformers at the longest common sequence of neighbours.
+
+    Their times are joined alike, if there are any. Parts that do not overlap have nothing in common.
+    """
+    from transformers.models.whisper.tokenization_whisper import _find_longest_common_sequence
+
+    if len(parts) == 1 or options.stride_length_s == 0:
+        return list(chain(*parts)), list(chain(*times))
+    heard = [part for part in parts if part] or [[]]
+    joined: tuple[list[int], list[tuple[float, float]]]
+    joined = _find_longest_common_sequence(heard, [part for part in times if part])
+    return joined
+
+
+def _words_of_frames(ids: list[int], tokenizer: Any, frame: float) -> list[dict[str, Any]]:
+    offsets = tokenizer.decode(ids, output_word_offsets=True)["word_offsets"]
+    return [
+        {"word": each["word"], "start": each["start_offset"] * frame, "end": each["end_offset"] * frame}
+        for each in offsets
+    ]
+
+
+def _words_of_tokens(
+    ids: list[int], times: list[tuple[float, float]], tokenizer: Any, language: str | None
+) -> list[dict[str, Any]]:
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES, _collate_word_timestamps
+
+    name = LANGUAGES.get(language, language) if language else None
+    found = _collate_word_timestamps(tokenizer, ids, times, name, False)
+    return [
+        {"word": each["text"].strip(), "start": each["timestamp"][0], "end": each["timestamp"][1]} for each in found
+    ]
 
 
 TASK = SpeechRecognition

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,12 +18,13 @@ from toolkit.api.random import RowRandom
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities import audio, seq2seq, text
+from toolkit.modalities.audio_files import open_sound
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-AUTO_PROCESSOR, LIBRARIES = "AutoProcessor", audio.LIBRARIES
+AUTO_PROCESSOR, LIBRARIES = "AutoProcessor", ("soundfile", "soxr")
 CTC = (
     "data2vec-audio", "hubert", "sew", "sew-d", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-bert",
     "wav2vec2-conformer", "wavlm",
@@ -45,7 +48,7 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     kind, ctc = config.model_type, is_ctc(config)
     if kind not in (*CTC, *ENCODER_DECODERS):
         return [f"model: received a {kind}; speech recognition needs one of {', '.join((*CTC, *ENCODER_DECODERS))}"]
-    room = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
+    room = _room(config)
     if not ctc and room is not None and options.max_target_length > room:
         given = f"task.max_target_length: received {options.max_target_length}"
         return [f"{given}, but this {kind} writes at most {room} tokens"]
@@ -58,6 +61,11 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     }
     ours = [f"task.{name}: has no effect on a {kind}; remove it" for name, each in unused.items() if each]
     return ours or audio.clip_problems(config, options.audio)
+
+
+def _room(config: PreTrainedConfig) -> int | None:
+    """Returns the most tokens that a decoder takes."""
+    return getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
 
 
 def frame_steps(config: PreTrainedConfig) -> list[list[int]]:
@@ -98,11 +106,12 @@ def needed_frames(labels: Sequence[int]) -> int:
     return len(labels) + sum(one == other for one, other in pairwise(labels))
 
 
-def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
+def check(file: Mapping[str, Any], options: Any, labelled: bool = True) -> Mapping[str, Any]:
     """Decodes a file once; arguments and result are those of `audio.check`.
 
     Raises:
-        BadRow: if the file cannot be used or is shorter or longer than the limits: its transcript would not fit a part.
+        BadRow: if the file cannot be used or is shorter than the limit or, with a transcript, which would not fit a
+            part, longer.
         DataError: if the machine could not read it just now.
     """
     found = audio.check(file, options)
@@ -111,7 +120,7 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
         raise BadRow(
             f"{audio.shown(found)}: lasts {seconds:.3g} s, below task.audio.min_seconds={limits.min_seconds:g}"
         )
-    if seconds > limits.max_seconds:
+    if labelled and seconds > limits.max_seconds:
         raise BadRow(
             f"{audio.shown(found)}: lasts {seconds:.6g} s, above task.audio.max_seconds={limits.max_seconds:g}"
         )
@@ -121,6 +130,79 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
 def preprocess(files: Sequence[Mapping[str, Any]], processor: Processor, options: Any) -> dict[str, list[Any]]:
     """Passes references on; `length` is in samples at the model's rate."""
     return audio.preprocess(files, processor.feature_extractor, options)
+
+
+def hop(extractor: Any, steps: Sequence[Sequence[int]] | None) -> int:
+    """Returns the samples between two frames of CTC; 1 for encoder-decoders, whose `steps` are None."""
+    if steps is None:
+        return 1
+    return math.prod(stride for _, stride, _ in steps) * (
+        1 if audio.takes_waveforms(extractor) else audio.HOP * extractor.stride
+    )
+
+
+def chunks(extractor: Any, options: Any, steps: Sequence[Sequence[int]] | None) -> tuple[int, int, int, int]:
+    """Returns the last four arguments of `spans`: parts have whole frames, and CTC drops at least one at a cut."""
+    rate, frame = extractor.sampling_rate, hop(extractor, steps)
+    seconds = options.chunk_length_s or options.audio.max_seconds
+    stride = seconds / 6 if options.stride_length_s is None else options.stride_length_s
+    least = math.ceil(options.audio.min_seconds * rate)
+    return (
+        round(seconds * rate) // frame * frame,
+        max(round(stride * rate / frame), int(steps is not None)) * frame,
+        least,
+        frame,
+    )
+
+
+def spans(total: int, chunk: int, stride: int, least: int, hop: int) -> list[tuple[int, int, int, int]]:
+    """Returns begin and end of the parts of a recording, in samples, and those of the frames that are kept of each.
+
+    Parts overlap by two strides, of which each keeps its half; the last one has at least `least` samples.
+    """
+    step = chunk - 2 * stride
+    starts = list(range(0, total - chunk, step))
+    found = [(start, start + chunk, stride // hop if start else 0, (chunk - stride) // hop) for start in starts]
+    last = max(0, min(len(starts) * step, (total - least) // hop * hop))
+    return [*found, (last, total, (len(starts) * step + stride - last) // hop if starts else 0, total)]
+
+
+def cut(
+    files: Sequence[Mapping[str, Any]], processor: Processor, options: Any, steps: Any, whole: bool
+) -> dict[str, list[Any]]:
+    """Returns columns of the parts of recordings: `files`, `example` (place of the recording), `begin`, `left`, `stop`.
+
+    A part begins at `begin` seconds, and its frames from `left` to `stop` are kept, which may be more than there are.
+    With `whole`, every recording is one part.
+    """
+    extractor = processor.feature_extractor
+    rate, sizes = extractor.sampling_rate, chunks(extractor, options, steps)
+    found: dict[str, list[Any]] = {"files": [], "example": [], "begin": [], "left": [], "stop": []}
+    for place, file in enumerate(files):
+        total = round(file["frames"] / file["rate"] * rate)
+        parts = [(0, total, 0, total)] if whole else spans(total, *sizes)
+        if len(parts) > 1 and file["bytes"] is not None:
+            with open_sound(file) as opened:  # decoded once
+                file = {**file, "bytes": opened.read(), "name": f"{file['name']}.wav"}
+        for start, end, left, stop in parts:
+            part = file if len(parts) == 1 else _part(file, start / rate, end / rate, rate, options)
+            for name, value in zip(found, (part, place, start / rate, left, stop), strict=True):
+                found[name].append(value)
+    return found
+
+
+def _part(file: Mapping[str, Any], start: float, end: float, rate: int, options: Any) -> Mapping[str, Any]:
+    """Returns a part of a clip; of a recording in memory with its own samples, because every row has its file."""
+    import soundfile
+
+    first, stop = (min(round(time * file["rate"]), file["frames"]) for time in (start, end))
+    part = {**file, "first": file["first"] + first, "frames": stop - first}
+    if file["bytes"] is None:
+        return part
+    samples, buffer = audio.read(part, rate, options.audio, None), io.BytesIO()
+    soundfile.write(buffer, samples, rate, format="WAV", subtype="FLOAT")
+    own = {"bytes": buffer.getvalue(), "first": 0, "frames": len(samples), "rate": rate, "channels": 1}
+    return part | own
 
 
 def longest(options: Any, processor: Processor) -> int:
@@ -359,15 +441,17 @@ def ctc_losses(logits: Tensor, labels: Tensor, frames: Tensor, blank: int) -> Te
     return losses.masked_fill(lengths == 0, 0.0)
 
 
-def best_path(logits: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+def best_path(logits: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the most likely token of each frame, and its logarithmic probability.
 
-    Both are `[B, frames]`, the first int32 and `IGNORE_INDEX` behind the row's frames, where the second is 0.
+    Both are `[B, frames]`, the first int32 and `IGNORE_INDEX` outside the frames that are `kept`, where the second is
+    0; `kept` is `[B, 2]`, the first frame of each row, and the one behind the last.
     """
     import torch
 
     scores, ids = logits.float().log_softmax(-1).max(-1)
-    padding = torch.arange(logits.shape[1], device=logits.device) >= frames[:, None]
+    places = torch.arange(logits.shape[1], device=logits.device)
+    padding = (places < kept[:, :1]) | (places >= kept[:, 1:])
     return ids.int().masked_fill(padding, IGNORE_INDEX), scores.masked_fill(padding, 0.0)
 
 
@@ -379,8 +463,13 @@ def confidence(ids: Tensor, scores: Tensor, blank: int) -> Tensor:
 
 
 def generate(
-    model: Any, outputs: Any, inputs: Mapping[str, Tensor], prefixes: Tensor, **settings: Any
-) -> tuple[Tensor, Tensor]:
+    model: Any,
+    outputs: Any,
+    inputs: Mapping[str, Tensor],
+    prefixes: Tensor,
+    frames: Sequence[int] | None = None,
+    **settings: Any,
+) -> dict[str, Tensor]:
     """Generates transcripts with greedy or beam search.
 
     Args:
@@ -388,38 +477,68 @@ def generate(
         outputs: outputs of its forward pass; their encoder states are used again.
         inputs: inputs of that pass.
         prefixes: `[B, P]` int64, the decoder's first tokens.
+        frames: the spectrogram's frames of each clip, for the times of tokens; None for none.
         **settings: fields of `transformers.GenerationConfig`.
 
     Returns:
-        Ids `[B, T]` int32, padded with the padding id, and the geometric mean of their probabilities `[B]`.
+        `ids` `[B, T]` int32, padded with the padding id or `IGNORE_INDEX`, `confidence` `[B]`, the geometric mean of
+        their probabilities, and `times` `[B, T]`, their ends in seconds.
     """
+    import torch
+
+    own = getattr(model, "get_base_model", lambda: model)()
+    given = {"states": outputs.encoder_last_hidden_state, "prefixes": prefixes}
+    given |= {"mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
+    if frames is None:
+        return _generated(own, **given, **settings)
+    # Alone, because the times of a row depend on what the longest transcript of its batch adds to it.
+    rows = [
+        _generated(own, **{name: each[place : place + 1] for name, each in given.items()}, frames=count, **settings)
+        for place, count in enumerate(frames)
+    ]
+    found = {"confidence": torch.cat([row.pop("confidence") for row in rows])}
+    pad = torch.nn.utils.rnn.pad_sequence
+    return found | {name: pad([row[name][0] for row in rows], True, IGNORE_INDEX) for name in rows[0]}
+
+
+def _generated(
+    own: Any, states: Tensor, prefixes: Tensor, mask: Any = None, frames: int | None = None, **settings: Any
+) -> dict[str, Tensor]:
     import torch
     from transformers import GenerationMixin
     from transformers.modeling_outputs import BaseModelOutput
 
-    own = getattr(model, "get_base_model", lambda: model)()
-    more = {name: inputs[name] for name in ("attention_mask",) if name in inputs}
+    more, attention = {} if mask is None else {"attention_mask": mask}, own.config._attn_implementation
+    if frames is not None:
+        own.set_attn_implementation("eager")  # other kernels return no weights
+        more["output_attentions"] = True
     # Whisper's own `generate` cuts long recordings into parts; clips are not longer than one.
     generate_ids: Any = GenerationMixin.generate
     made = generate_ids(
-        own, encoder_outputs=BaseModelOutput(last_hidden_state=outputs.encoder_last_hidden_state),
-        decoder_input_ids=prefixes, do_sample=False, return_dict_in_generate=True, output_scores=True, **more,
-        **settings,
+        own, encoder_outputs=BaseModelOutput(last_hidden_state=states), decoder_input_ids=prefixes, do_sample=False,
+        return_dict_in_generate=True, output_scores=True, **more, **settings,
     )  # fmt: skip
-    ids = made.sequences[:, prefixes.shape[1] :]
+    length, pad = prefixes.shape[1], own.generation_config.pad_token_id
+    ids = made.sequences[:, length:]
     scores = own.compute_transition_scores(
         made.sequences, made.scores, getattr(made, "beam_indices", None), normalize_logits=True
     )
-    written = torch.isfinite(scores) & (ids[:, : scores.shape[1]] != own.generation_config.pad_token_id)
+    written = torch.isfinite(scores) & (ids[:, : scores.shape[1]] != pad)
     mean = scores.masked_fill(~written, 0.0).sum(-1) / written.sum(-1).clamp(min=1)
-    return ids.int(), mean.exp()
+    found = {"ids": ids.int(), "confidence": mean.exp()}
+    if frames is not None:
+        own.set_attn_implementation(attention)
+        heads = own.generation_config.alignment_heads
+        times = own._extract_token_timestamps(made, heads, num_frames=frames, num_input_ids=length)
+        found["times"] = times[:, length : made.sequences.shape[1]]
+    return found
 
 
 def generation_fields(tokenizer: Any, language: str | None, task: str, start: int) -> dict[str, Any]:
     """Returns the fields of the generation config with which `generate` and pipelines transcribe as in training."""
     found = tokenizer.get_added_vocab()
     fields = {"decoder_start_token_id": start, "eos_token_id": tokenizer.eos_token_id,
-              "pad_token_id": tokenizer.pad_token_id}  # fmt: skip
+              "pad_token_id": tokenizer.pad_token_id, "max_length": None}  # fmt: skip
     if "<|notimestamps|>" not in found:
         return fields
     fields |= {"no_timestamps_token_id": found["<|notimestamps|>"], "return_timestamps": False,
@@ -432,11 +551,10 @@ def generation_fields(tokenizer: Any, language: str | None, task: str, start: in
     return fields
 
 
-def decode(ids: Any, tokenizer: Any, ctc: bool) -> list[str]:
-    """Decodes ids `[rows, T]`, padded with `IGNORE_INDEX`, into texts; those of CTC are of frames."""
-    rows = [row[row != IGNORE_INDEX].tolist() for row in ids]
-    # As transformers' pipelines: the blank of CTC is a special token.
-    return [tokenizer.decode(row, skip_special_tokens=not ctc).strip() for row in rows]
+def num_new_tokens(config: PreTrainedConfig, most: int, prefix: int) -> int:
+    """Returns how many tokens are generated behind a prefix: a transcript of `most` labels, if the decoder has room."""
+    room = _room(config)
+    return max(1, most - prefix + 1 if room is None else min(most - prefix + 1, room - prefix))
 
 
 @cache
