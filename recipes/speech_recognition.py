@@ -7,9 +7,11 @@ accelerate launch recipes/speech_recognition.py --config recipes/configs/speech_
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -190,7 +192,7 @@ class SpeechRecognition(Task):
         """Returns a transcript as the options want it."""
         english = language is None or self.speech.language_code(language) == "en"
         options = self.options
-        result: str = self.speech.normaliser(options.normalize, english, options.case, options.punctuation)(words)
+        result: str = normaliser(options.normalize, english, options.case, options.punctuation)(words)
         return result
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
@@ -229,7 +231,7 @@ class SpeechRecognition(Task):
         ]
         unknown = [""] * len(labels)
         if labelled and self.state["ctc"]:
-            unknown = self.speech.unknown_characters(rows["text"], processor.tokenizer)
+            unknown = unknown_characters(rows["text"], processor.tokenizer)
         columns |= {"labels": labels, "language": languages, "unknown": unknown}
         return {
             name: [value for value, kept in zip(values, fits, strict=True) if kept] for name, values in columns.items()
@@ -260,14 +262,14 @@ class SpeechRecognition(Task):
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         inputs, lengths = self.speech.collate(features, processor, self.options, random)
-        labels = self.speech.pad_labels(features)
+        labels = pad_labels(features)
         batch: Batch = {"inputs": inputs, "labels": labels}
         if self.state["ctc"]:
             frames = [self.speech.num_frames(length, self.state["steps"]) for length in lengths.tolist()]
             kept = [[row["left"], min(row["stop"], count)] for row, count in zip(features, frames, strict=True)]
             return batch | {"extra": {"frames": lengths.new_tensor(frames), "kept": lengths.new_tensor(kept)}}
         tokenizer, start, task = processor.tokenizer, self.state["start"], self.options.task
-        inputs |= self.speech.decoder_inputs(labels, start, tokenizer.pad_token_id)
+        inputs |= decoder_inputs(labels, start, tokenizer.pad_token_id)
         prefixes = [self.speech.prefix(tokenizer, start, row["language"], task) for row in features]
         spectrogram = [math.ceil(100 * row["file"]["frames"] / row["file"]["rate"]) for row in features]
         extra = {"prefixes": lengths.new_tensor(prefixes), "spectrogram": lengths.new_tensor(spectrogram)}
@@ -276,24 +278,24 @@ class SpeechRecognition(Task):
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         if self.state["ctc"]:
             frames = batch["extra"]["frames"]
-            return self.speech.ctc_losses(outputs.logits, batch["labels"], frames, self.state["blank"]).sum()
+            return ctc_losses(outputs.logits, batch["labels"], frames, self.state["blank"]).sum()
         smoothing = self.options.label_smoothing_factor
         return token_losses(outputs.logits, batch["labels"], label_smoothing=smoothing, labelled=batch["labelled"])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
         """Returns `ids` `[B, T]`, of frames (CTC) or tokens, `confidence` `[B]`, and `times` of tokens `[B, T]`."""
         if self.state["ctc"]:
-            ids, scores = self.speech.best_path(outputs.logits, batch["extra"]["kept"])
-            return {"ids": ids, "confidence": self.speech.confidence(ids, scores, self.state["blank"])}
+            ids, scores = best_path(outputs.logits, batch["extra"]["kept"])
+            return {"ids": ids, "confidence": confidence(ids, scores, self.state["blank"])}
         prefixes = batch["extra"]["prefixes"]
         settings = self._generation(model, prefixes.shape[1])
         frames = batch["extra"]["spectrogram"].tolist() if self.options.word_times else None
-        found: dict[str, Tensor] = self.speech.generate(model, outputs, batch["inputs"], prefixes, frames, **settings)
+        found: dict[str, Tensor] = generate(model, outputs, batch["inputs"], prefixes, frames, **settings)
         return found
 
     def _generation(self, model: Any, prefix: int) -> dict[str, Any]:
         options = self.options
-        most = self.speech.num_new_tokens(model.config, options.max_target_length, prefix)
+        most = num_new_tokens(model.config, options.max_target_length, prefix)
         return {"max_new_tokens": most, "num_beams": options.num_beams, **options.generation}
 
     def generation_fields(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
@@ -305,7 +307,7 @@ class SpeechRecognition(Task):
         tokenizer, start, options = processor.tokenizer, self.state["start"], self.options
         prefix = self.speech.prefix(tokenizer, start, options.language or "en", options.task)
         language = None if "language" in self.cfg.data.columns else options.language
-        own = self.speech.generation_fields(tokenizer, language, options.task, start)
+        own = generation_fields(tokenizer, language, options.task, start)
         return own | self._generation(model, len(prefix))
 
     def decode(self, predictions: Predictions, data: EvalData) -> list[Record]:
@@ -483,6 +485,200 @@ def _words_of_tokens(
     return [
         {"word": each["text"].strip(), "start": each["timestamp"][0], "end": each["timestamp"][1]} for each in found
     ]
+
+
+@cache
+def normaliser(name: str, english: bool, case: str, punctuation: str) -> Callable[[str], str]:
+    """Returns a function that normalises transcripts; see the task's options."""
+    from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
+
+    spelled: Any = EnglishTextNormalizer({}) if english and name == "whisper" else BasicTextNormalizer()
+    first = str if name == "none" else spelled
+    cased: Any = {"keep": str, "lower": str.lower, "upper": str.upper}[case]
+    last = without_punctuation if punctuation == "remove" else str
+    return lambda words: " ".join(last(cased(first(words))).split())
+
+
+def without_punctuation(words: str) -> str:
+    """Replaces punctuation and symbols with spaces, except apostrophes inside words."""
+    kept = []
+    for place, letter in enumerate(words):
+        inside = letter in "'\u2019" and words[place - 1 : place].isalnum() and words[place + 1 : place + 2].isalnum()
+        kept.append(letter if inside or unicodedata.category(letter)[0] not in "PS" else " ")
+    return "".join(kept)
+
+
+def unknown_characters(texts: Sequence[str], tokenizer: Any) -> list[str]:
+    """Returns the characters of each transcript that a CTC vocabulary lacks."""
+    upper, known = getattr(tokenizer, "do_lower_case", False), {" ", *tokenizer.get_vocab()}
+    return ["".join(each for each in words if (each.upper() if upper else each) not in known) for words in texts]
+
+
+def pad_labels(features: Sequence[dict[str, Any]]) -> Tensor:
+    """Returns labels as `[B, T]` int64, padded on the right with `IGNORE_INDEX`; T is at least 1."""
+    import torch
+
+    labels = torch.full((len(features), max(1, *(len(row["labels"]) for row in features))), IGNORE_INDEX)
+    for place, row in zip(labels, features, strict=True):
+        place[: len(row["labels"])] = torch.tensor(row["labels"], dtype=torch.int64)
+    return labels
+
+
+def decoder_inputs(labels: Tensor, start: int, pad: int) -> dict[str, Tensor]:
+    """Returns the decoder's inputs `[B, T]` int64: `start`, and the labels without the last one."""
+    ids = labels.roll(1, dims=1)
+    ids[:, 0] = start
+    return {"decoder_input_ids": ids.masked_fill(ids == IGNORE_INDEX, pad)}
+
+
+def ctc_losses(logits: Tensor, labels: Tensor, frames: Tensor, blank: int) -> Tensor:
+    """Returns the CTC loss (Graves et al. 2006) of each row, `[B]`; 0 for rows without labels.
+
+    Args:
+        logits: `[B, frames, vocabulary]`.
+        labels: `[B, T]`; `IGNORE_INDEX` is ignored.
+        frames: `[B]`, the frames of each row.
+        blank: id of the blank.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import is_fake
+    from torch.nn.functional import ctc_loss, log_softmax
+
+    lengths, targets = (labels != IGNORE_INDEX).sum(-1), labels.clamp(min=0)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    probabilities = log_softmax(logits, dim=-1, dtype=dtype).transpose(0, 1)
+    if is_fake(logits):  # torch cannot simulate the loss; this keeps a table of its size, frames by twice the labels
+        places = targets.repeat(1, 2).expand(len(probabilities), -1, -1)
+        return -probabilities.gather(2, places).logsumexp(2).sum(0)
+    with torch.backends.cudnn.flags(enabled=False):  # cuDNN's is not deterministic
+        losses = ctc_loss(
+            probabilities, targets, frames.clamp(max=len(probabilities)), lengths, blank=blank, reduction="none"
+        )
+    return losses.masked_fill(lengths == 0, 0.0)
+
+
+def best_path(logits: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the most likely token of each frame, and its logarithmic probability.
+
+    Both are `[B, frames]`, the first int32 and `IGNORE_INDEX` outside the frames that are `kept`, where the second is
+    0; `kept` is `[B, 2]`, the first frame of each row, and the one behind the last.
+    """
+    import torch
+
+    scores, ids = logits.float().log_softmax(-1).max(-1)
+    places = torch.arange(logits.shape[1], device=logits.device)
+    padding = (places < kept[:, :1]) | (places >= kept[:, 1:])
+    return ids.int().masked_fill(padding, IGNORE_INDEX), scores.masked_fill(padding, 0.0)
+
+
+def confidence(ids: Tensor, scores: Tensor, blank: int) -> Tensor:
+    """Returns the geometric mean of the probabilities of a row's frames that are no blank, `[B]`; 0 without any."""
+    spoken = (ids != blank) & (ids != IGNORE_INDEX)
+    counts = spoken.sum(-1)
+    return ((scores * spoken).sum(-1) / counts.clamp(min=1)).exp().masked_fill(counts == 0, 0.0)
+
+
+def generate(
+    model: Any,
+    outputs: Any,
+    inputs: Mapping[str, Tensor],
+    prefixes: Tensor,
+    frames: Sequence[int] | None = None,
+    **settings: Any,
+) -> dict[str, Tensor]:
+    """Generates transcripts with greedy or beam search.
+
+    Args:
+        model: a `PreTrainedModel`, not wrapped in DDP.
+        outputs: outputs of its forward pass; Whisper's encoder states are used again.
+        inputs: inputs of that pass.
+        prefixes: `[B, P]` int64, the decoder's first tokens.
+        frames: the spectrogram's frames of each clip, for the times of tokens; None for none.
+        **settings: fields of `transformers.GenerationConfig`.
+
+    Returns:
+        `ids` `[B, T]` int32, padded with the padding id or `IGNORE_INDEX`, `confidence` `[B]`, the geometric mean of
+        their probabilities, and `times` `[B, T]`, their ends in seconds.
+    """
+    import torch
+
+    own = getattr(model, "get_base_model", lambda: model)()
+    given = {"prefixes": prefixes}
+    if own.config.model_type == "whisper":
+        given["states"] = outputs.encoder_last_hidden_state
+    else:  # which need more of their encoder than its states
+        given |= {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
+    if frames is None:
+        return _generated(own, **given, **settings)
+    # Alone, because the times of a row depend on what the longest transcript of its batch adds to it.
+    rows = [
+        _generated(own, **{name: each[place : place + 1] for name, each in given.items()}, frames=count, **settings)
+        for place, count in enumerate(frames)
+    ]
+    found = {"confidence": torch.cat([row.pop("confidence") for row in rows])}
+    pad = torch.nn.utils.rnn.pad_sequence
+    return found | {name: pad([row[name][0] for row in rows], True, IGNORE_INDEX) for name in rows[0]}
+
+
+def _generated(
+    own: Any, prefixes: Tensor, states: Tensor | None = None, frames: int | None = None, **settings: Any
+) -> dict[str, Tensor]:
+    import torch
+    from transformers import GenerationMixin
+    from transformers.modeling_outputs import BaseModelOutput
+
+    attention = own.config._attn_implementation
+    if states is not None:
+        settings["encoder_outputs"] = BaseModelOutput(last_hidden_state=states)
+    if frames is not None:
+        own.set_attn_implementation("eager")  # other kernels return no weights
+        settings["output_attentions"] = True
+    # Whisper's own `generate` cuts long recordings into parts; clips are not longer than one.
+    generate_ids: Any = GenerationMixin.generate
+    made = generate_ids(
+        own, decoder_input_ids=prefixes, do_sample=False, return_dict_in_generate=True, output_scores=True, **settings
+    )
+    length, pad = prefixes.shape[1], own.generation_config.pad_token_id
+    ids = made.sequences[:, length:]
+    scores = own.compute_transition_scores(
+        made.sequences, made.scores, getattr(made, "beam_indices", None), normalize_logits=True
+    )
+    written = torch.isfinite(scores) & (ids[:, : scores.shape[1]] != pad)
+    mean = scores.masked_fill(~written, 0.0).sum(-1) / written.sum(-1).clamp(min=1)
+    found = {"ids": ids.int(), "confidence": mean.exp()}
+    if frames is not None:
+        own.set_attn_implementation(attention)
+        heads = own.generation_config.alignment_heads
+        times = own._extract_token_timestamps(made, heads, num_frames=frames, num_input_ids=length)
+        found["times"] = times[:, length : made.sequences.shape[1]]
+    return found
+
+
+def num_new_tokens(config: PreTrainedConfig, most: int, prefix: int) -> int:
+    """Returns how many tokens are generated behind a prefix: a transcript of `most` labels, if the decoder has room."""
+    from toolkit.modalities.speech import room as room_of
+
+    room = room_of(config)
+    return max(1, most - prefix + 1 if room is None else min(most - prefix + 1, room - prefix))
+
+
+def generation_fields(tokenizer: Any, language: str | None, task: str, start: int) -> dict[str, Any]:
+    """Returns the fields of the generation config with which `generate` and pipelines transcribe as in training."""
+    from toolkit.modalities.speech import is_multilingual, language_code
+
+    found = tokenizer.get_added_vocab()
+    fields = {"decoder_start_token_id": start, "eos_token_id": tokenizer.eos_token_id,
+              "pad_token_id": tokenizer.pad_token_id, "max_length": None}  # fmt: skip
+    if "<|notimestamps|>" not in found:
+        return fields
+    fields |= {"no_timestamps_token_id": found["<|notimestamps|>"], "return_timestamps": False,
+               "forced_decoder_ids": None, "is_multilingual": is_multilingual(tokenizer)}  # fmt: skip
+    if is_multilingual(tokenizer):
+        tasks = {name: found[f"<|{name}|>"] for name in ("transcribe", "translate")}
+        codes = {name: place for name, place in found.items() if language_code(name.strip("<|>")) == name.strip("<|>")}
+        chosen = None if language is None else language_code(language)
+        fields |= {"lang_to_id": codes, "task_to_id": tasks, "task": task, "language": chosen}
+    return fields
 
 
 TASK = SpeechRecognition

@@ -6,14 +6,12 @@ import io
 import json
 import math
 import tempfile
-import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.batch import IGNORE_INDEX, BadRow, Processor
+from toolkit.api.batch import BadRow, Processor
 from toolkit.api.random import RowRandom
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
@@ -48,10 +46,10 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     kind, ctc = config.model_type, is_ctc(config)
     if kind not in (*CTC, *ENCODER_DECODERS):
         return [f"model: received a {kind}; speech recognition needs one of {', '.join((*CTC, *ENCODER_DECODERS))}"]
-    room = _room(config)
-    if not ctc and room is not None and options.max_target_length > room:
+    most = room(config)
+    if not ctc and most is not None and options.max_target_length > most:
         given = f"task.max_target_length: received {options.max_target_length}"
-        return [f"{given}, but this {kind} writes at most {room} tokens"]
+        return [f"{given}, but this {kind} writes at most {most} tokens"]
     unused = {
         "num_beams": ctc and options.num_beams > 1,
         "label_smoothing_factor": ctc and options.label_smoothing_factor > 0,
@@ -63,7 +61,7 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     return ours or audio.clip_problems(config, options.audio)
 
 
-def _room(config: PreTrainedConfig) -> int | None:
+def room(config: PreTrainedConfig) -> int | None:
     """Returns the most tokens that a decoder takes."""
     return getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
 
@@ -96,14 +94,9 @@ def least_frames(file: Mapping[str, Any], extractor: Any, options: Any, steps: S
 
 def fits(labels: Sequence[int], file: Mapping[str, Any], processor: Processor, options: Any, steps: Any) -> bool:
     """Whether a transcript has at most `max_target_length` labels and, with the `steps` of CTC, frames enough."""
-    if len(labels) > options.max_target_length:
-        return False
-    return steps is None or needed_frames(labels) <= least_frames(file, processor.feature_extractor, options, steps)
-
-
-def needed_frames(labels: Sequence[int]) -> int:
-    """Returns the frames that CTC needs for a transcript: one for each label, and a blank between two equal ones."""
-    return len(labels) + sum(one == other for one, other in pairwise(labels))
+    needed = len(labels) + sum(map(eq, labels, labels[1:]))  # one for each, and a blank between two equal ones
+    frames = steps and least_frames(file, processor.feature_extractor, options, steps)
+    return len(labels) <= options.max_target_length and (steps is None or needed <= frames)
 
 
 def check(file: Mapping[str, Any], options: Any, labelled: bool = True) -> Mapping[str, Any]:
@@ -396,189 +389,3 @@ def collate(
     extractor = processor.feature_extractor
     arrays = audio.arrays(features, extractor, options.audio, random)
     return audio.batched(arrays, extractor), torch.tensor([len(each) for each in arrays])
-
-
-def pad_labels(features: Sequence[dict[str, Any]]) -> Tensor:
-    """Returns labels as `[B, T]` int64, padded on the right with `IGNORE_INDEX`; T is at least 1."""
-    import torch
-
-    labels = torch.full((len(features), max(1, *(len(row["labels"]) for row in features))), IGNORE_INDEX)
-    for place, row in zip(labels, features, strict=True):
-        place[: len(row["labels"])] = torch.tensor(row["labels"], dtype=torch.int64)
-    return labels
-
-
-def decoder_inputs(labels: Tensor, start: int, pad: int) -> dict[str, Tensor]:
-    """Returns the decoder's inputs `[B, T]` int64: `start`, and the labels without the last one."""
-    ids = labels.roll(1, dims=1)
-    ids[:, 0] = start
-    return {"decoder_input_ids": ids.masked_fill(ids == IGNORE_INDEX, pad)}
-
-
-def ctc_losses(logits: Tensor, labels: Tensor, frames: Tensor, blank: int) -> Tensor:
-    """Returns the CTC loss (Graves et al. 2006) of each row, `[B]`; 0 for rows without labels.
-
-    Args:
-        logits: `[B, frames, vocabulary]`.
-        labels: `[B, T]`; `IGNORE_INDEX` is ignored.
-        frames: `[B]`, the frames of each row.
-        blank: id of the blank.
-    """
-    import torch
-    from torch._subclasses.fake_tensor import is_fake
-    from torch.nn.functional import ctc_loss, log_softmax
-
-    lengths, targets = (labels != IGNORE_INDEX).sum(-1), labels.clamp(min=0)
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    probabilities = log_softmax(logits, dim=-1, dtype=dtype).transpose(0, 1)
-    if is_fake(logits):  # torch cannot simulate the loss; this keeps a table of its size, frames by twice the labels
-        places = targets.repeat(1, 2).expand(len(probabilities), -1, -1)
-        return -probabilities.gather(2, places).logsumexp(2).sum(0)
-    with torch.backends.cudnn.flags(enabled=False):  # cuDNN's is not deterministic
-        losses = ctc_loss(
-            probabilities, targets, frames.clamp(max=len(probabilities)), lengths, blank=blank, reduction="none"
-        )
-    return losses.masked_fill(lengths == 0, 0.0)
-
-
-def best_path(logits: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the most likely token of each frame, and its logarithmic probability.
-
-    Both are `[B, frames]`, the first int32 and `IGNORE_INDEX` outside the frames that are `kept`, where the second is
-    0; `kept` is `[B, 2]`, the first frame of each row, and the one behind the last.
-    """
-    import torch
-
-    scores, ids = logits.float().log_softmax(-1).max(-1)
-    places = torch.arange(logits.shape[1], device=logits.device)
-    padding = (places < kept[:, :1]) | (places >= kept[:, 1:])
-    return ids.int().masked_fill(padding, IGNORE_INDEX), scores.masked_fill(padding, 0.0)
-
-
-def confidence(ids: Tensor, scores: Tensor, blank: int) -> Tensor:
-    """Returns the geometric mean of the probabilities of a row's frames that are no blank, `[B]`; 0 without any."""
-    spoken = (ids != blank) & (ids != IGNORE_INDEX)
-    counts = spoken.sum(-1)
-    return ((scores * spoken).sum(-1) / counts.clamp(min=1)).exp().masked_fill(counts == 0, 0.0)
-
-
-def generate(
-    model: Any,
-    outputs: Any,
-    inputs: Mapping[str, Tensor],
-    prefixes: Tensor,
-    frames: Sequence[int] | None = None,
-    **settings: Any,
-) -> dict[str, Tensor]:
-    """Generates transcripts with greedy or beam search.
-
-    Args:
-        model: a `PreTrainedModel`, not wrapped in DDP.
-        outputs: outputs of its forward pass; their encoder states are used again.
-        inputs: inputs of that pass.
-        prefixes: `[B, P]` int64, the decoder's first tokens.
-        frames: the spectrogram's frames of each clip, for the times of tokens; None for none.
-        **settings: fields of `transformers.GenerationConfig`.
-
-    Returns:
-        `ids` `[B, T]` int32, padded with the padding id or `IGNORE_INDEX`, `confidence` `[B]`, the geometric mean of
-        their probabilities, and `times` `[B, T]`, their ends in seconds.
-    """
-    import torch
-
-    own = getattr(model, "get_base_model", lambda: model)()
-    given = {"states": outputs.encoder_last_hidden_state, "prefixes": prefixes}
-    given |= {"mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
-    if frames is None:
-        return _generated(own, **given, **settings)
-    # Alone, because the times of a row depend on what the longest transcript of its batch adds to it.
-    rows = [
-        _generated(own, **{name: each[place : place + 1] for name, each in given.items()}, frames=count, **settings)
-        for place, count in enumerate(frames)
-    ]
-    found = {"confidence": torch.cat([row.pop("confidence") for row in rows])}
-    pad = torch.nn.utils.rnn.pad_sequence
-    return found | {name: pad([row[name][0] for row in rows], True, IGNORE_INDEX) for name in rows[0]}
-
-
-def _generated(
-    own: Any, states: Tensor, prefixes: Tensor, mask: Any = None, frames: int | None = None, **settings: Any
-) -> dict[str, Tensor]:
-    import torch
-    from transformers import GenerationMixin
-    from transformers.modeling_outputs import BaseModelOutput
-
-    more, attention = {} if mask is None else {"attention_mask": mask}, own.config._attn_implementation
-    if frames is not None:
-        own.set_attn_implementation("eager")  # other kernels return no weights
-        more["output_attentions"] = True
-    # Whisper's own `generate` cuts long recordings into parts; clips are not longer than one.
-    generate_ids: Any = GenerationMixin.generate
-    made = generate_ids(
-        own, encoder_outputs=BaseModelOutput(last_hidden_state=states), decoder_input_ids=prefixes, do_sample=False,
-        return_dict_in_generate=True, output_scores=True, **more, **settings,
-    )  # fmt: skip
-    length, pad = prefixes.shape[1], own.generation_config.pad_token_id
-    ids = made.sequences[:, length:]
-    scores = own.compute_transition_scores(
-        made.sequences, made.scores, getattr(made, "beam_indices", None), normalize_logits=True
-    )
-    written = torch.isfinite(scores) & (ids[:, : scores.shape[1]] != pad)
-    mean = scores.masked_fill(~written, 0.0).sum(-1) / written.sum(-1).clamp(min=1)
-    found = {"ids": ids.int(), "confidence": mean.exp()}
-    if frames is not None:
-        own.set_attn_implementation(attention)
-        heads = own.generation_config.alignment_heads
-        times = own._extract_token_timestamps(made, heads, num_frames=frames, num_input_ids=length)
-        found["times"] = times[:, length : made.sequences.shape[1]]
-    return found
-
-
-def generation_fields(tokenizer: Any, language: str | None, task: str, start: int) -> dict[str, Any]:
-    """Returns the fields of the generation config with which `generate` and pipelines transcribe as in training."""
-    found = tokenizer.get_added_vocab()
-    fields = {"decoder_start_token_id": start, "eos_token_id": tokenizer.eos_token_id,
-              "pad_token_id": tokenizer.pad_token_id, "max_length": None}  # fmt: skip
-    if "<|notimestamps|>" not in found:
-        return fields
-    fields |= {"no_timestamps_token_id": found["<|notimestamps|>"], "return_timestamps": False,
-               "forced_decoder_ids": None, "is_multilingual": is_multilingual(tokenizer)}  # fmt: skip
-    if is_multilingual(tokenizer):
-        tasks = {name: found[f"<|{name}|>"] for name in ("transcribe", "translate")}
-        codes = {name: place for name, place in found.items() if language_code(name.strip("<|>")) == name.strip("<|>")}
-        chosen = None if language is None else language_code(language)
-        fields |= {"lang_to_id": codes, "task_to_id": tasks, "task": task, "language": chosen}
-    return fields
-
-
-def num_new_tokens(config: PreTrainedConfig, most: int, prefix: int) -> int:
-    """Returns how many tokens are generated behind a prefix: a transcript of `most` labels, if the decoder has room."""
-    room = _room(config)
-    return max(1, most - prefix + 1 if room is None else min(most - prefix + 1, room - prefix))
-
-
-@cache
-def normaliser(name: str, english: bool, case: str, punctuation: str) -> Callable[[str], str]:
-    """Returns a function that normalises transcripts; see the task's options."""
-    from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
-
-    spelled: Any = EnglishTextNormalizer({}) if english and name == "whisper" else BasicTextNormalizer()
-    first = str if name == "none" else spelled
-    cased: Any = {"keep": str, "lower": str.lower, "upper": str.upper}[case]
-    last = without_punctuation if punctuation == "remove" else str
-    return lambda words: " ".join(last(cased(first(words))).split())
-
-
-def without_punctuation(words: str) -> str:
-    """Replaces punctuation and symbols with spaces, except apostrophes inside words."""
-    kept = []
-    for place, letter in enumerate(words):
-        inside = letter in "'\u2019" and words[place - 1 : place].isalnum() and words[place + 1 : place + 2].isalnum()
-        kept.append(letter if inside or unicodedata.category(letter)[0] not in "PS" else " ")
-    return "".join(kept)
-
-
-def unknown_characters(texts: Sequence[str], tokenizer: Any) -> list[str]:
-    """Returns the characters of each transcript that a CTC vocabulary lacks."""
-    upper, known = getattr(tokenizer, "do_lower_case", False), {" ", *tokenizer.get_vocab()}
-    return ["".join(each for each in words if (each.upper() if upper else each) not in known) for words in texts]
