@@ -6,6 +6,7 @@ accelerate launch recipes/speech_recognition.py --config recipes/configs/speech_
 
 from __future__ import annotations
 
+import io
 import math
 import unicodedata
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, pairwise
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -204,7 +206,7 @@ class SpeechRecognition(Task):
             "ctc": ctc,
             "start": None if ctc else config.decoder_start_token_id,
             "blank": config.pad_token_id if ctc else None,
-            "steps": self.speech.frame_steps(config) if ctc else None,
+            "steps": frame_steps(config) if ctc else None,
         }
 
     def processor_problems(self, processor: Processor) -> list[str]:
@@ -217,7 +219,7 @@ class SpeechRecognition(Task):
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        columns = self.speech.cut(rows["audio"], processor, self.options, self.state["steps"], whole=labelled)
+        columns = cut(rows["audio"], processor, self.options, self.state["steps"], whole=labelled)
         files = columns.pop("files")
         columns |= self.speech.preprocess(files, processor, self.options)
         languages = [rows["language"][owner] for owner in columns["example"]]
@@ -226,7 +228,7 @@ class SpeechRecognition(Task):
             task, start = self.options.task, self.state["start"]
             labels = self.speech.encode(rows["text"], languages, processor.tokenizer, start, task)
         fits = [
-            not labelled or self.speech.fits(label, clip, processor, self.options, self.state["steps"])
+            not labelled or fits(label, clip, processor, self.options, self.state["steps"])
             for label, clip in zip(labels, files, strict=True)
         ]
         unknown = [""] * len(labels)
@@ -265,7 +267,7 @@ class SpeechRecognition(Task):
         labels = pad_labels(features)
         batch: Batch = {"inputs": inputs, "labels": labels}
         if self.state["ctc"]:
-            frames = [self.speech.num_frames(length, self.state["steps"]) for length in lengths.tolist()]
+            frames = [num_frames(length, self.state["steps"]) for length in lengths.tolist()]
             kept = [[row["left"], min(row["stop"], count)] for row, count in zip(features, frames, strict=True)]
             return batch | {"extra": {"frames": lengths.new_tensor(frames), "kept": lengths.new_tensor(kept)}}
         tokenizer, start, task = processor.tokenizer, self.state["start"], self.options.task
@@ -314,7 +316,7 @@ class SpeechRecognition(Task):
         from toolkit.modalities import audio
 
         extractor, steps = data.processor.feature_extractor, self.state["steps"]
-        frame = self.speech.hop(extractor, steps) / extractor.sampling_rate if self.state["ctc"] else None
+        frame = hop(extractor, steps) / extractor.sampling_rate if self.state["ctc"] else None
         found = _transcripts(predictions, data.features, data.processor.tokenizer, self.options, frame)
         return [
             {
@@ -384,8 +386,8 @@ class SpeechRecognition(Task):
 
         return {
             "ctc": self.state["ctc"],
-            "spans": re.sub(' *""".*?"""\n', "", getsource(self.speech.spans), flags=re.DOTALL).strip(),
-            "sizes": self.speech.chunks(processor.feature_extractor, self.options, self.state["steps"]),
+            "spans": re.sub(' *""".*?"""\n', "", getsource(spans), flags=re.DOTALL).strip(),
+            "sizes": chunks(processor.feature_extractor, self.options, self.state["steps"]),
             "overlaps": self.options.stride_length_s != 0,
             "language": self.cfg.data.columns.get("language"),
         }
@@ -485,6 +487,120 @@ def _words_of_tokens(
     return [
         {"word": each["text"].strip(), "start": each["timestamp"][0], "end": each["timestamp"][1]} for each in found
     ]
+
+
+def frame_steps(config: PreTrainedConfig) -> list[list[int]]:
+    """Returns kernel, stride and padding of each step from samples (of wav2vec2-bert: from its features) to frames."""
+    steps = []
+    if hasattr(config, "conv_kernel"):
+        steps = [[kernel, stride, 0] for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True)]
+    if getattr(config, "add_adapter", False):
+        kernel = getattr(config, "adapter_kernel_size", 1) if config.model_type == "wav2vec2-bert" else 1
+        steps += [[kernel, config.adapter_stride, kernel // 2]] * config.num_adapter_layers
+    return steps
+
+
+def num_frames(length: int, steps: Sequence[Sequence[int]]) -> int:
+    """Returns the number of frames that convolutions make of an input of this length."""
+    for kernel, stride, padding in steps:
+        length = (length + 2 * padding - kernel) // stride + 1
+    return max(0, length)
+
+
+def least_frames(file: Mapping[str, Any], extractor: Any, options: Any, steps: Sequence[Sequence[int]]) -> int:
+    """Returns the frames of a clip at the highest speed of training."""
+    from toolkit.modalities import audio
+
+    samples = int(file["frames"] / file["rate"] * extractor.sampling_rate / (1 + options.audio.speed))
+    if not audio.takes_waveforms(extractor):
+        samples = num_frames(samples, [[audio.FRAME, audio.HOP, 0], [extractor.stride, extractor.stride, 0]])
+    return num_frames(samples, steps)
+
+
+def fits(labels: Sequence[int], file: Mapping[str, Any], processor: Processor, options: Any, steps: Any) -> bool:
+    """Whether a transcript has at most `max_target_length` labels and, with the `steps` of CTC, frames enough."""
+    needed = len(labels) + sum(map(eq, labels, labels[1:]))  # one for each, and a blank between two equal ones
+    frames = steps and least_frames(file, processor.feature_extractor, options, steps)
+    return len(labels) <= options.max_target_length and (steps is None or needed <= frames)
+
+
+def hop(extractor: Any, steps: Sequence[Sequence[int]] | None) -> int:
+    """Returns the samples between two frames of CTC; 1 for encoder-decoders, whose `steps` are None."""
+    from toolkit.modalities import audio
+
+    if steps is None:
+        return 1
+    return math.prod(stride for _, stride, _ in steps) * (
+        1 if audio.takes_waveforms(extractor) else audio.HOP * extractor.stride
+    )
+
+
+def chunks(extractor: Any, options: Any, steps: Sequence[Sequence[int]] | None) -> tuple[int, int, int, int]:
+    """Returns the last four arguments of `spans`: parts have whole frames, and CTC drops at least one at a cut."""
+    rate, frame = extractor.sampling_rate, hop(extractor, steps)
+    seconds = options.chunk_length_s or options.audio.max_seconds
+    stride = seconds / 6 if options.stride_length_s is None else options.stride_length_s
+    least = math.ceil(options.audio.min_seconds * rate)
+    return (
+        round(seconds * rate) // frame * frame,
+        max(round(stride * rate / frame), int(steps is not None)) * frame,
+        least,
+        frame,
+    )
+
+
+def spans(total: int, chunk: int, stride: int, least: int, hop: int) -> list[tuple[int, int, int, int]]:
+    """Returns begin and end of the parts of a recording, in samples, and those of the frames that are kept of each.
+
+    Parts overlap by two strides, of which each keeps its half; the last one has at least `least` samples.
+    """
+    step = chunk - 2 * stride
+    starts = list(range(0, total - chunk, step))
+    found = [(start, start + chunk, stride // hop if start else 0, (chunk - stride) // hop) for start in starts]
+    last = max(0, min(len(starts) * step, (total - least) // hop * hop))
+    return [*found, (last, total, (len(starts) * step + stride - last) // hop if starts else 0, total)]
+
+
+def cut(
+    files: Sequence[Mapping[str, Any]], processor: Processor, options: Any, steps: Any, whole: bool
+) -> dict[str, list[Any]]:
+    """Returns columns of the parts of recordings: `files`, `example` (place of the recording), `begin`, `left`, `stop`.
+
+    A part begins at `begin` seconds, and its frames from `left` to `stop` are kept, which may be more than there are.
+    With `whole`, every recording is one part.
+    """
+    from toolkit.modalities.audio_files import open_sound
+
+    extractor = processor.feature_extractor
+    rate, sizes = extractor.sampling_rate, chunks(extractor, options, steps)
+    found: dict[str, list[Any]] = {"files": [], "example": [], "begin": [], "left": [], "stop": []}
+    for place, file in enumerate(files):
+        total = round(file["frames"] / file["rate"] * rate)
+        parts = [(0, total, 0, total)] if whole else spans(total, *sizes)
+        if len(parts) > 1 and file["bytes"] is not None:
+            with open_sound(file) as opened:  # decoded once
+                file = {**file, "bytes": opened.read(), "name": f"{file['name']}.wav"}
+        for start, end, left, stop in parts:
+            part = file if len(parts) == 1 else _part(file, start / rate, end / rate, rate, options)
+            for name, value in zip(found, (part, place, start / rate, left, stop), strict=True):
+                found[name].append(value)
+    return found
+
+
+def _part(file: Mapping[str, Any], start: float, end: float, rate: int, options: Any) -> Mapping[str, Any]:
+    """Returns a part of a clip; of a recording in memory with its own samples, because every row has its file."""
+    import soundfile
+
+    from toolkit.modalities import audio
+
+    first, stop = (min(round(time * file["rate"]), file["frames"]) for time in (start, end))
+    part = {**file, "first": file["first"] + first, "frames": stop - first}
+    if file["bytes"] is None:
+        return part
+    samples, buffer = audio.read(part, rate, options.audio, None), io.BytesIO()
+    soundfile.write(buffer, samples, rate, format="WAV", subtype="FLOAT")
+    own = {"bytes": buffer.getvalue(), "first": 0, "frames": len(samples), "rate": rate, "channels": 1}
+    return part | own
 
 
 @cache
@@ -603,7 +719,7 @@ def generate(
     import torch
 
     own = getattr(model, "get_base_model", lambda: model)()
-    given = {"prefixes": prefixes}
+    given: dict[str, Any] = {"prefixes": prefixes}
     if own.config.model_type == "whisper":
         given["states"] = outputs.encoder_last_hidden_state
     else:  # which need more of their encoder than its states

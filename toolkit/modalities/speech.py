@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +13,6 @@ from toolkit.api.random import RowRandom
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities import audio, seq2seq, text
-from toolkit.modalities.audio_files import open_sound
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,39 +62,6 @@ def room(config: PreTrainedConfig) -> int | None:
     return getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
 
 
-def frame_steps(config: PreTrainedConfig) -> list[list[int]]:
-    """Returns kernel, stride and padding of each step from samples (of wav2vec2-bert: from its features) to frames."""
-    steps = []
-    if hasattr(config, "conv_kernel"):
-        steps = [[kernel, stride, 0] for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True)]
-    if getattr(config, "add_adapter", False):
-        kernel = getattr(config, "adapter_kernel_size", 1) if config.model_type == "wav2vec2-bert" else 1
-        steps += [[kernel, config.adapter_stride, kernel // 2]] * config.num_adapter_layers
-    return steps
-
-
-def num_frames(length: int, steps: Sequence[Sequence[int]]) -> int:
-    """Returns the number of frames that convolutions make of an input of this length."""
-    for kernel, stride, padding in steps:
-        length = (length + 2 * padding - kernel) // stride + 1
-    return max(0, length)
-
-
-def least_frames(file: Mapping[str, Any], extractor: Any, options: Any, steps: Sequence[Sequence[int]]) -> int:
-    """Returns the frames of a clip at the highest speed of training."""
-    samples = int(file["frames"] / file["rate"] * extractor.sampling_rate / (1 + options.audio.speed))
-    if not audio.takes_waveforms(extractor):
-        samples = num_frames(samples, [[audio.FRAME, audio.HOP, 0], [extractor.stride, extractor.stride, 0]])
-    return num_frames(samples, steps)
-
-
-def fits(labels: Sequence[int], file: Mapping[str, Any], processor: Processor, options: Any, steps: Any) -> bool:
-    """Whether a transcript has at most `max_target_length` labels and, with the `steps` of CTC, frames enough."""
-    needed = len(labels) + sum(map(eq, labels, labels[1:]))  # one for each, and a blank between two equal ones
-    frames = steps and least_frames(file, processor.feature_extractor, options, steps)
-    return len(labels) <= options.max_target_length and (steps is None or needed <= frames)
-
-
 def check(file: Mapping[str, Any], options: Any, labelled: bool = True) -> Mapping[str, Any]:
     """Decodes a file once; arguments and result are those of `audio.check`.
 
@@ -125,79 +88,6 @@ def preprocess(files: Sequence[Mapping[str, Any]], processor: Processor, options
     return audio.preprocess(files, processor.feature_extractor, options)
 
 
-def hop(extractor: Any, steps: Sequence[Sequence[int]] | None) -> int:
-    """Returns the samples between two frames of CTC; 1 for encoder-decoders, whose `steps` are None."""
-    if steps is None:
-        return 1
-    return math.prod(stride for _, stride, _ in steps) * (
-        1 if audio.takes_waveforms(extractor) else audio.HOP * extractor.stride
-    )
-
-
-def chunks(extractor: Any, options: Any, steps: Sequence[Sequence[int]] | None) -> tuple[int, int, int, int]:
-    """Returns the last four arguments of `spans`: parts have whole frames, and CTC drops at least one at a cut."""
-    rate, frame = extractor.sampling_rate, hop(extractor, steps)
-    seconds = options.chunk_length_s or options.audio.max_seconds
-    stride = seconds / 6 if options.stride_length_s is None else options.stride_length_s
-    least = math.ceil(options.audio.min_seconds * rate)
-    return (
-        round(seconds * rate) // frame * frame,
-        max(round(stride * rate / frame), int(steps is not None)) * frame,
-        least,
-        frame,
-    )
-
-
-def spans(total: int, chunk: int, stride: int, least: int, hop: int) -> list[tuple[int, int, int, int]]:
-    """Returns begin and end of the parts of a recording, in samples, and those of the frames that are kept of each.
-
-    Parts overlap by two strides, of which each keeps its half; the last one has at least `least` samples.
-    """
-    step = chunk - 2 * stride
-    starts = list(range(0, total - chunk, step))
-    found = [(start, start + chunk, stride // hop if start else 0, (chunk - stride) // hop) for start in starts]
-    last = max(0, min(len(starts) * step, (total - least) // hop * hop))
-    return [*found, (last, total, (len(starts) * step + stride - last) // hop if starts else 0, total)]
-
-
-def cut(
-    files: Sequence[Mapping[str, Any]], processor: Processor, options: Any, steps: Any, whole: bool
-) -> dict[str, list[Any]]:
-    """Returns columns of the parts of recordings: `files`, `example` (place of the recording), `begin`, `left`, `stop`.
-
-    A part begins at `begin` seconds, and its frames from `left` to `stop` are kept, which may be more than there are.
-    With `whole`, every recording is one part.
-    """
-    extractor = processor.feature_extractor
-    rate, sizes = extractor.sampling_rate, chunks(extractor, options, steps)
-    found: dict[str, list[Any]] = {"files": [], "example": [], "begin": [], "left": [], "stop": []}
-    for place, file in enumerate(files):
-        total = round(file["frames"] / file["rate"] * rate)
-        parts = [(0, total, 0, total)] if whole else spans(total, *sizes)
-        if len(parts) > 1 and file["bytes"] is not None:
-            with open_sound(file) as opened:  # decoded once
-                file = {**file, "bytes": opened.read(), "name": f"{file['name']}.wav"}
-        for start, end, left, stop in parts:
-            part = file if len(parts) == 1 else _part(file, start / rate, end / rate, rate, options)
-            for name, value in zip(found, (part, place, start / rate, left, stop), strict=True):
-                found[name].append(value)
-    return found
-
-
-def _part(file: Mapping[str, Any], start: float, end: float, rate: int, options: Any) -> Mapping[str, Any]:
-    """Returns a part of a clip; of a recording in memory with its own samples, because every row has its file."""
-    import soundfile
-
-    first, stop = (min(round(time * file["rate"]), file["frames"]) for time in (start, end))
-    part = {**file, "first": file["first"] + first, "frames": stop - first}
-    if file["bytes"] is None:
-        return part
-    samples, buffer = audio.read(part, rate, options.audio, None), io.BytesIO()
-    soundfile.write(buffer, samples, rate, format="WAV", subtype="FLOAT")
-    own = {"bytes": buffer.getvalue(), "first": 0, "frames": len(samples), "rate": rate, "channels": 1}
-    return part | own
-
-
 def longest(options: Any, processor: Processor) -> int:
     """Returns the samples of the longest clip."""
     return audio.longest(options, processor.feature_extractor)
@@ -205,18 +95,15 @@ def longest(options: Any, processor: Processor) -> int:
 
 def lacks_vocabulary(model: ModelConfig, options: Any) -> bool:
     """Whether a pretrained model comes without the vocabulary, which is then made from the transcripts."""
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_files
 
     if options.vocabulary != "auto":
         return bool(options.vocabulary == "transcripts")
+    quietly: dict[str, Any] = dict.fromkeys(
+        [f"_raise_exceptions_for_{what}" for what in ("missing_entries", "connection_errors")], False
+    )
     try:
-        return all(
-            cached_file(
-                str(model.name_or_path), name, revision=model.revision or "main",
-                _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
-            ) is None
-            for name in VOCABULARIES
-        )  # fmt: skip
+        return not cached_files(str(model.name_or_path), VOCABULARIES, revision=model.revision or "main", **quietly)
     except (OSError, ValueError):  # no model is there; loading it says so
         return False
 
