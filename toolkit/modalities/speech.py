@@ -26,7 +26,7 @@ CTC = (
 """Types of encoders that give a character for each frame of 20 ms."""
 ENCODER_DECODERS = ("whisper", "moonshine", "speech_to_text")
 """Types of models that write the transcript token by token."""
-VOCABULARIES = ("vocab.json", "tokenizer.json", "tokenizer_config.json", "sentencepiece.bpe.model")
+VOCABULARIES = ["vocab.json", "tokenizer.json", "tokenizer_config.json", "sentencepiece.bpe.model"]
 """Files of which a folder with a tokenizer has one."""
 WITHOUT_SPACES = ("zh", "yue", "ja", "th", "lo", "my")
 """Languages whose words Whisper does not separate; in others, pretraining began every transcript with a space."""
