@@ -227,7 +227,7 @@ class SpeechRecognition(Task):
         if labelled:
             task, start = self.options.task, self.state["start"]
             labels = self.speech.encode(rows["text"], languages, processor.tokenizer, start, task)
-        fits = [
+        fitting = [
             not labelled or fits(label, clip, processor, self.options, self.state["steps"])
             for label, clip in zip(labels, files, strict=True)
         ]
@@ -236,7 +236,8 @@ class SpeechRecognition(Task):
             unknown = unknown_characters(rows["text"], processor.tokenizer)
         columns |= {"labels": labels, "language": languages, "unknown": unknown}
         return {
-            name: [value for value, kept in zip(values, fits, strict=True) if kept] for name, values in columns.items()
+            name: [value for value, kept in zip(values, fitting, strict=True) if kept]
+            for name, values in columns.items()
         }
 
     def lost(self, rows: datasets.Dataset, features: datasets.Dataset) -> tuple[Sequence[int], str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from inspect import getmodule
 
 import pytest
 import torch
 from audio_files import encoded, tone
 from datasets import Dataset
-from runs import ROOT, SGD, assert_same_weights, assert_splits_agree, predictions, train, weights
+from runs import ROOT, SGD, assert_same_weights, assert_splits_agree, predictions, shipped, train, weights
 from stopping import StoppedError, stopper
 
 from toolkit.api.batch import IGNORE_INDEX
@@ -18,6 +19,7 @@ from toolkit.data.table import FILE, NUMBER
 from toolkit.deploy.trained import load
 from toolkit.modalities import speech
 
+RECIPE = getmodule(shipped("speech_recognition"))
 CTC, WHISPER = "speech_recognition/smoke_ctc", "speech_recognition/smoke_whisper"
 KINDS = pytest.mark.parametrize("config", [CTC, WHISPER])
 FEW = ("train.max_steps=2", "eval.eval_steps=null", "data.max_eval_samples=5", "checkpoint.save_steps=null")
@@ -85,7 +87,7 @@ def test_the_loss_is_that_of_transformers_summed(config, tmp_path):
 def test_a_row_without_labels_has_no_ctc_loss():
     logits = torch.randn(2, 9, 5, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([[1, 2, 2], [IGNORE_INDEX] * 3])
-    losses = speech.ctc_losses(logits, labels, torch.tensor([9, 9]), blank=0)
+    losses = RECIPE.ctc_losses(logits, labels, torch.tensor([9, 9]), blank=0)
     losses.sum().backward()
     assert losses[0] > 0
     assert losses[1] == 0
@@ -141,7 +143,7 @@ def test_characters_outside_the_vocabulary_are_counted_and_named(tmp_path, capsy
 )
 def test_normalised_transcripts(settings, words, expected):
     values = {"normalize": "none", "case": "keep", "punctuation": "keep"} | settings
-    assert speech.normaliser(values["normalize"], True, values["case"], values["punctuation"])(words) == expected
+    assert RECIPE.normaliser(values["normalize"], True, values["case"], values["punctuation"])(words) == expected
 
 
 @pytest.mark.parametrize(
