@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain, compress, pairwise
 from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -227,18 +227,15 @@ class SpeechRecognition(Task):
         if labelled:
             task, start = self.options.task, self.state["start"]
             labels = self.speech.encode(rows["text"], languages, processor.tokenizer, start, task)
-        fitting = [
-            not labelled or fits(label, clip, processor, self.options, self.state["steps"])
-            for label, clip in zip(labels, files, strict=True)
-        ]
+        fitting = [True] * len(files)
+        if labelled:
+            pairs = zip(labels, files, strict=True)
+            fitting = [fits(*pair, processor, self.options, self.state["steps"]) for pair in pairs]
         unknown = [""] * len(labels)
         if labelled and self.state["ctc"]:
             unknown = unknown_characters(rows["text"], processor.tokenizer)
         columns |= {"labels": labels, "language": languages, "unknown": unknown}
-        return {
-            name: [value for value, kept in zip(values, fitting, strict=True) if kept]
-            for name, values in columns.items()
-        }
+        return {name: list(compress(values, fitting)) for name, values in columns.items()}
 
     def lost(self, rows: datasets.Dataset, features: datasets.Dataset) -> tuple[Sequence[int], str]:
         kept = set(features["example"][:]) if "example" in features.column_names else set()
@@ -521,8 +518,8 @@ def least_frames(file: Mapping[str, Any], extractor: Any, options: Any, steps: S
 def fits(labels: Sequence[int], file: Mapping[str, Any], processor: Processor, options: Any, steps: Any) -> bool:
     """Whether a transcript has at most `max_target_length` labels and, with the `steps` of CTC, frames enough."""
     needed = len(labels) + sum(map(eq, labels, labels[1:]))  # one for each, and a blank between two equal ones
-    frames = steps and least_frames(file, processor.feature_extractor, options, steps)
-    return len(labels) <= options.max_target_length and (steps is None or needed <= frames)
+    frames = math.inf if steps is None else least_frames(file, processor.feature_extractor, options, steps)
+    return len(labels) <= options.max_target_length and needed <= frames
 
 
 def hop(extractor: Any, steps: Sequence[Sequence[int]] | None) -> int:

@@ -96,7 +96,7 @@ def test_a_row_without_labels_has_no_ctc_loss():
 
 def test_transcripts_that_do_not_fit_are_bad_rows_with_the_reason(tmp_path):
     files = recordings(tmp_path / "data", [*["one two"] * 9, "word " * 30])  # 1 s has 98 frames
-    with pytest.raises(DataError, match="more frames than the recording has: 10"):
+    with pytest.raises(DataError, match="more frames than their recording has: 10"):
         train(CTC, tmp_path / "run", *FEW, *files)
     train(CTC, tmp_path / "run", *FEW, *files, "data.bad_rows=skip", "data.max_bad_rows=0.2")
     assert len(predictions(tmp_path / "run")) == 5
