@@ -61,6 +61,10 @@ if TYPE_CHECKING:
     from toolkit.metrics.score import Quality
 
 
+WITHOUT_SPACES = ("zh", "yue", "ja", "th", "lo", "my")
+"""Languages whose words Whisper does not separate; in others, pretraining began every transcript with a space."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpeechAudioOptions(AudioOptions):
     """Options for reading recordings, which are mixed to one channel and resampled to the model's rate."""
@@ -213,20 +217,22 @@ class SpeechRecognition(Task):
         from toolkit.modalities import seq2seq
 
         by_row = "language" in self.cfg.data.columns
-        found = self.speech.language_problems(processor.tokenizer, self.options, by_row)
+        found = language_problems(processor.tokenizer, self.options, by_row)
         return [*found, *seq2seq.generation_problems(self.options.generation)]
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
+        from toolkit.modalities import audio
+
         columns = cut(rows["audio"], processor, self.options, self.state["steps"], whole=labelled)
         files = columns.pop("files")
-        columns |= self.speech.preprocess(files, processor, self.options)
+        columns |= audio.preprocess(files, processor.feature_extractor, self.options)
         languages = [rows["language"][owner] for owner in columns["example"]]
         labels: list[list[int]] = [[] for _ in files]
         if labelled:
             task, start = self.options.task, self.state["start"]
-            labels = self.speech.encode(rows["text"], languages, processor.tokenizer, start, task)
+            labels = encode(rows["text"], languages, processor.tokenizer, start, task)
         fitting = [True] * len(files)
         if labelled:
             pairs = zip(labels, files, strict=True)
@@ -261,8 +267,11 @@ class SpeechRecognition(Task):
         ]
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
-        inputs, lengths = self.speech.collate(features, processor, self.options, random)
-        labels = pad_labels(features)
+        from toolkit.modalities import audio
+
+        extractor, labels = processor.feature_extractor, pad_labels(features)
+        clips = audio.arrays(features, extractor, self.options.audio, random)
+        inputs, lengths = audio.batched(clips, extractor), labels.new_tensor([len(clip) for clip in clips])
         batch: Batch = {"inputs": inputs, "labels": labels}
         if self.state["ctc"]:
             frames = [num_frames(length, self.state["steps"]) for length in lengths.tolist()]
@@ -270,7 +279,7 @@ class SpeechRecognition(Task):
             return batch | {"extra": {"frames": lengths.new_tensor(frames), "kept": lengths.new_tensor(kept)}}
         tokenizer, start, task = processor.tokenizer, self.state["start"], self.options.task
         inputs |= decoder_inputs(labels, start, tokenizer.pad_token_id)
-        prefixes = [self.speech.prefix(tokenizer, start, row["language"], task) for row in features]
+        prefixes = [prefix(tokenizer, start, row["language"], task) for row in features]
         spectrogram = [math.ceil(100 * row["file"]["frames"] / row["file"]["rate"]) for row in features]
         extra = {"prefixes": lengths.new_tensor(prefixes), "spectrogram": lengths.new_tensor(spectrogram)}
         return batch | {"labelled": labelled_positions(labels), "extra": extra}
@@ -305,10 +314,10 @@ class SpeechRecognition(Task):
             why = "has no alignment_heads in its generation config, by which times are found; published Whispers have"
             raise ConfigError([f"task.word_times: received true, but this {model.config.model_type} {why}"])
         tokenizer, start, options = processor.tokenizer, self.state["start"], self.options
-        prefix = self.speech.prefix(tokenizer, start, options.language or "en", options.task)
+        first = prefix(tokenizer, start, options.language or "en", options.task)
         language = None if "language" in self.cfg.data.columns else options.language
         own = generation_fields(tokenizer, language, options.task, start)
-        return own | self._generation(model, len(prefix))
+        return own | self._generation(model, len(first))
 
     def decode(self, predictions: Predictions, data: EvalData) -> list[Record]:
         from toolkit.modalities import audio
@@ -628,6 +637,61 @@ def unknown_characters(texts: Sequence[str], tokenizer: Any) -> list[str]:
     return ["".join(each for each in words if (each.upper() if upper else each) not in known) for words in texts]
 
 
+def language_problems(tokenizer: Any, options: Any, by_row: bool) -> list[str]:
+    """Returns why a tokenizer does not fit the language settings; `by_row` says whether rows have languages."""
+    from toolkit.modalities.speech import language_code
+
+    language = options.language
+    if not is_multilingual(tokenizer):
+        used = options.normalize == "whisper" or getattr(tokenizer, "target_lang", None)
+        wanted = {"task.language": language is not None and not used, "data.columns.language": by_row}
+        return [
+            f"{key}: given, but this model is not told a language; remove it" for key, each in wanted.items() if each
+        ]
+    if language is not None and language_code(language) is None:
+        return [f"task.language: received {language!r}, not the code or name of a language that Whisper knows"]
+    if language is None and not by_row:
+        columns = "data.columns.language to the column that holds it"
+        return [f"task.language: this model is told the language of the transcripts; set it, or {columns}"]
+    return []
+
+
+def is_multilingual(tokenizer: Any) -> bool:
+    """Whether a tokenizer is Whisper's, with the tokens of languages that transcripts begin with."""
+    return "<|transcribe|>" in tokenizer.get_added_vocab() and "<|en|>" in tokenizer.get_added_vocab()
+
+
+def prefix(tokenizer: Any, start: int, language: str | None, task: str) -> list[int]:
+    """Returns the tokens that the decoder is given before a transcript; `start` is the decoder's start id."""
+    from toolkit.modalities.speech import language_code
+
+    found = tokenizer.get_added_vocab()
+    names = ["<|notimestamps|>"]
+    if is_multilingual(tokenizer) and language is not None:
+        names = [f"<|{language_code(language)}|>", f"<|{task}|>", *names]
+    return [start, *(found[name] for name in names if name in found)]
+
+
+def encode(
+    texts: Sequence[str], languages: Sequence[str | None], tokenizer: Any, start: int | None, task: str
+) -> list[list[int]]:
+    """Returns the labels of transcripts: characters (CTC; `start` is None), or what an encoder-decoder writes.
+
+    The latter are Whisper's tokens of language and task, the transcript, and the end token.
+    """
+    from toolkit.modalities.speech import language_code
+
+    if start is None:
+        return [tokenizer(each)["input_ids"] for each in texts]
+    end, whisper = tokenizer.eos_token_id, "<|notimestamps|>" in tokenizer.get_added_vocab()
+    found = []
+    for each, language in zip(texts, languages, strict=True):
+        space = " " if whisper and language_code(language or "en") not in WITHOUT_SPACES else ""
+        ids = tokenizer(space + each, add_special_tokens=False)["input_ids"]
+        found.append([*prefix(tokenizer, start, language, task)[1:], *ids, end])
+    return found
+
+
 def pad_labels(features: Sequence[dict[str, Any]]) -> Tensor:
     """Returns labels as `[B, T]` int64, padded on the right with `IGNORE_INDEX`; T is at least 1."""
     import torch
@@ -778,7 +842,7 @@ def num_new_tokens(config: PreTrainedConfig, most: int, prefix: int) -> int:
 
 def generation_fields(tokenizer: Any, language: str | None, task: str, start: int) -> dict[str, Any]:
     """Returns the fields of the generation config with which `generate` and pipelines transcribe as in training."""
-    from toolkit.modalities.speech import is_multilingual, language_code
+    from toolkit.modalities.speech import language_code
 
     found = tokenizer.get_added_vocab()
     fields = {"decoder_start_token_id": start, "eos_token_id": tokenizer.eos_token_id,

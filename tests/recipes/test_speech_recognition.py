@@ -17,7 +17,6 @@ from toolkit.api.random import RowRandom
 from toolkit.base.errors import ConfigError, DataError
 from toolkit.data.table import FILE, NUMBER
 from toolkit.deploy.trained import load
-from toolkit.modalities import speech
 
 RECIPE = getmodule(shipped("speech_recognition"))
 CTC, WHISPER = "speech_recognition/smoke_ctc", "speech_recognition/smoke_whisper"
@@ -159,7 +158,7 @@ def test_rows_of_several_languages_begin_with_their_own(tmp_path):
     train(WHISPER, tmp_path / "run", *FEW, *files, "task.language=null", "data.columns.language=lang")
     assert {record["language"] for record in predictions(tmp_path / "run")} == {"de", "French"}
     tokenizer = load(tmp_path / "run").processor.tokenizer
-    tokens = tokenizer.convert_ids_to_tokens(speech.prefix(tokenizer, 5, "German", "transcribe")[1:])
+    tokens = tokenizer.convert_ids_to_tokens(RECIPE.prefix(tokenizer, 5, "German", "transcribe")[1:])
     assert tokens == ["<|de|>", "<|transcribe|>", "<|notimestamps|>"]
 
 

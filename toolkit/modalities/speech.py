@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import BadRow, Processor
-from toolkit.api.random import RowRandom
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities import audio, seq2seq, text
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 AUTO_PROCESSOR, LIBRARIES = "AutoProcessor", ("soundfile", "soxr")
@@ -28,8 +26,6 @@ ENCODER_DECODERS = ("whisper", "moonshine", "speech_to_text")
 """Types of models that write the transcript token by token."""
 VOCABULARIES = ["vocab.json", "tokenizer.json", "tokenizer_config.json", "sentencepiece.bpe.model"]
 """Files of which a folder with a tokenizer has one."""
-WITHOUT_SPACES = ("zh", "yue", "ja", "th", "lo", "my")
-"""Languages whose words Whisper does not separate; in others, pretraining began every transcript with a space."""
 
 
 def is_ctc(config: PreTrainedConfig) -> bool:
@@ -66,26 +62,16 @@ def check(file: Mapping[str, Any], options: Any, labelled: bool = True) -> Mappi
     """Decodes a file once; arguments and result are those of `audio.check`.
 
     Raises:
-        BadRow: if the file cannot be used or is shorter than the limit or, with a transcript, which would not fit a
-            part, longer.
+        BadRow: if the file cannot be used, is too short or, with a transcript, which would not fit a part, too long.
         DataError: if the machine could not read it just now.
     """
     found = audio.check(file, options)
     seconds, limits = found["frames"] / found["rate"], options.audio
-    if seconds < limits.min_seconds:
-        raise BadRow(
-            f"{audio.shown(found)}: lasts {seconds:.3g} s, below task.audio.min_seconds={limits.min_seconds:g}"
-        )
-    if labelled and seconds > limits.max_seconds:
-        raise BadRow(
-            f"{audio.shown(found)}: lasts {seconds:.6g} s, above task.audio.max_seconds={limits.max_seconds:g}"
-        )
+    if (short := seconds < limits.min_seconds) or (labelled and seconds > limits.max_seconds):
+        limit = f"below task.audio.min_seconds={limits.min_seconds:g}"
+        why = limit if short else f"above task.audio.max_seconds={limits.max_seconds:g}"
+        raise BadRow(f"{audio.shown(found)}: lasts {seconds:.6g} s, {why}")
     return found
-
-
-def preprocess(files: Sequence[Mapping[str, Any]], processor: Processor, options: Any) -> dict[str, list[Any]]:
-    """Passes references on; `length` is in samples at the model's rate."""
-    return audio.preprocess(files, processor.feature_extractor, options)
 
 
 def longest(options: Any, processor: Processor) -> int:
@@ -137,7 +123,10 @@ def complete_processor(texts: Iterator[str], config: PreTrainedConfig, options: 
 def _new_tokenizer(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
     if is_ctc(config):
         return _characters(texts)
-    return (_whisper_tokenizer if config.model_type == "whisper" else _bpe)(texts, config, options)
+    if config.model_type == "whisper":
+        return _whisper_tokenizer(texts, config, options)
+    length, inputs = options.max_target_length, seq2seq.MODEL_INPUTS
+    return text.train_tokenizer(texts, config.vocab_size, seq2seq.STYLE, length, inputs)
 
 
 def _joined(extractor: Any, tokenizer: PreTrainedTokenizerBase) -> Processor:
@@ -160,12 +149,6 @@ def _characters(texts: Iterator[str]) -> PreTrainedTokenizerBase:
         file.write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
         special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": None, "eos_token": None}
         return Wav2Vec2CTCTokenizer(str(file), word_delimiter_token="|", **special)
-
-
-def _bpe(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
-    return text.train_tokenizer(
-        texts, config.vocab_size, seq2seq.STYLE, options.max_target_length, seq2seq.MODEL_INPUTS
-    )
 
 
 def _whisper_tokenizer(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
@@ -213,66 +196,3 @@ def language_code(language: str) -> str | None:
 
     code = TO_LANGUAGE_CODE.get(language.lower(), language.lower())
     return code if code in LANGUAGES else None
-
-
-def language_problems(tokenizer: Any, options: Any, by_row: bool) -> list[str]:
-    """Returns why a tokenizer does not fit the language settings; `by_row` says whether rows have languages."""
-    language = options.language
-    if not is_multilingual(tokenizer):
-        used = options.normalize == "whisper" or getattr(tokenizer, "target_lang", None)
-        wanted = {"task.language": language is not None and not used, "data.columns.language": by_row}
-        return [
-            f"{key}: given, but this model is not told a language; remove it" for key, each in wanted.items() if each
-        ]
-    if language is not None and language_code(language) is None:
-        return [f"task.language: received {language!r}, not the code or name of a language that Whisper knows"]
-    if language is None and not by_row:
-        columns = "data.columns.language to the column that holds it"
-        return [f"task.language: this model is told the language of the transcripts; set it, or {columns}"]
-    return []
-
-
-def is_multilingual(tokenizer: Any) -> bool:
-    """Whether a tokenizer is Whisper's, with the tokens of languages that transcripts begin with."""
-    return "<|transcribe|>" in tokenizer.get_added_vocab() and "<|en|>" in tokenizer.get_added_vocab()
-
-
-def prefix(tokenizer: Any, start: int, language: str | None, task: str) -> list[int]:
-    """Returns the tokens that the decoder is given before a transcript; `start` is the decoder's start id."""
-    found = tokenizer.get_added_vocab()
-    names = ["<|notimestamps|>"]
-    if is_multilingual(tokenizer) and language is not None:
-        names = [f"<|{language_code(language)}|>", f"<|{task}|>", *names]
-    return [start, *(found[name] for name in names if name in found)]
-
-
-def encode(
-    texts: Sequence[str], languages: Sequence[str | None], tokenizer: Any, start: int | None, task: str
-) -> list[list[int]]:
-    """Returns the labels of transcripts: characters (CTC; `start` is None), or what an encoder-decoder writes.
-
-    The latter are Whisper's tokens of language and task, the transcript, and the end token.
-    """
-    if start is None:
-        return [tokenizer(each)["input_ids"] for each in texts]
-    end, whisper = tokenizer.eos_token_id, "<|notimestamps|>" in tokenizer.get_added_vocab()
-    found = []
-    for each, language in zip(texts, languages, strict=True):
-        space = " " if whisper and language_code(language or "en") not in WITHOUT_SPACES else ""
-        ids = tokenizer(space + each, add_special_tokens=False)["input_ids"]
-        found.append([*prefix(tokenizer, start, language, task)[1:], *ids, end])
-    return found
-
-
-def collate(
-    features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Builds the model's inputs `[B, ...]` float32 (see `audio.collate`), and the lengths `[B]` int64 of the clips.
-
-    Lengths are in samples, or in the frames of the features.
-    """
-    import torch
-
-    extractor = processor.feature_extractor
-    arrays = audio.arrays(features, extractor, options.audio, random)
-    return audio.batched(arrays, extractor), torch.tensor([len(each) for each in arrays])
