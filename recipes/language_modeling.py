@@ -286,6 +286,10 @@ class LanguageModeling(Task):
     def graph_script(self) -> str:
         return self.script() if self.causal else "fill_mask"
 
+    def generation_fields(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        stops = self.script_values(model, processor).get("stops")
+        return {"eos_token_id": stops} if stops else {}
+
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         room = (self.options.max_new_tokens, self.options.block_size)
         if not self.causal:

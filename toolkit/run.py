@@ -35,6 +35,7 @@ from toolkit.distributed.watchdog import heartbeat
 from toolkit.engine import fit, import_all
 from toolkit.engine.non_finite import GoBack, NonFiniteParameters
 from toolkit.models.build import build_for, in_float64, make_trainable
+from toolkit.models.load import with_generation
 from toolkit.prepare.auto import saves_in_background
 from toolkit.prepare.inputs import Inputs, read_inputs
 from toolkit.report.facts import write_start
@@ -193,7 +194,7 @@ def prepared_run(
             check_steps(cfg, milestones, claimed.resume)
             import_all(cfg, inputs.model_config, inputs.auto_model)
             memory = MemoryWatch(accelerator.device)
-            model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)
+            model = _trainable_model(cfg, task, inputs, mesh, accelerator, claimed.output_dir, float64)
             strategy = build_strategy(cfg, accelerator, mesh)
             run = Run(
                 cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
@@ -212,8 +213,9 @@ def _deciding(cfg: Config, task: Task) -> Mapping[str, str]:
 
 
 def _trainable_model(
-    cfg: Config, inputs: Inputs, mesh: Mesh, accelerator: Accelerator, output_dir: Path, float64: bool
+    cfg: Config, task: Task, inputs: Inputs, mesh: Mesh, accelerator: Accelerator, output_dir: Path, float64: bool
 ) -> PreTrainedModel:
     model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
+    model = with_generation(model, task.generation_fields(model, inputs.processor))
     model = in_float64(model) if float64 else model
     return make_trainable(model, cfg, inputs.auto_model, accelerator, output_dir, inputs.resolved)

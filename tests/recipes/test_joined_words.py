@@ -88,7 +88,7 @@ def test_what_cannot_be_joined_is_said(join, tmp_path, capsys) -> None:
     file = tmp_path / "words/train/yes/mary.wav"
     file.parent.mkdir(parents=True)
     soundfile.write(file, np.zeros(800), 8000)
-    with pytest.raises(SystemExit, match="mary.wav: expected a name such as anna_7.wav"):
+    with pytest.raises(SystemExit, match=r"mary\.wav: expected a name such as anna_7.wav"):
         join([str(tmp_path / "words"), str(tmp_path / "out")])
     file.rename(file.with_name("mary_1.wav"))
     soundfile.write(file.with_name("mary_2.wav"), np.zeros(800), 16000)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from inspect import getmodule
 
 import pytest
 import torch
 from audio_files import encoded, tone
 from datasets import Dataset
-from runs import ROOT, SGD, assert_same_weights, assert_splits_agree, predictions, train, weights
+from runs import ROOT, SGD, assert_same_weights, assert_splits_agree, predictions, shipped, train, weights
 from stopping import StoppedError, stopper
 
 from toolkit.api.batch import IGNORE_INDEX
@@ -16,8 +17,8 @@ from toolkit.api.random import RowRandom
 from toolkit.base.errors import ConfigError, DataError
 from toolkit.data.table import FILE, NUMBER
 from toolkit.deploy.trained import load
-from toolkit.modalities import speech
 
+RECIPE = getmodule(shipped("speech_recognition"))
 CTC, WHISPER = "speech_recognition/smoke_ctc", "speech_recognition/smoke_whisper"
 KINDS = pytest.mark.parametrize("config", [CTC, WHISPER])
 FEW = ("train.max_steps=2", "eval.eval_steps=null", "data.max_eval_samples=5", "checkpoint.save_steps=null")
@@ -85,7 +86,7 @@ def test_the_loss_is_that_of_transformers_summed(config, tmp_path):
 def test_a_row_without_labels_has_no_ctc_loss():
     logits = torch.randn(2, 9, 5, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([[1, 2, 2], [IGNORE_INDEX] * 3])
-    losses = speech.ctc_losses(logits, labels, torch.tensor([9, 9]), blank=0)
+    losses = RECIPE.ctc_losses(logits, labels, torch.tensor([9, 9]), blank=0)
     losses.sum().backward()
     assert losses[0] > 0
     assert losses[1] == 0
@@ -94,7 +95,7 @@ def test_a_row_without_labels_has_no_ctc_loss():
 
 def test_transcripts_that_do_not_fit_are_bad_rows_with_the_reason(tmp_path):
     files = recordings(tmp_path / "data", [*["one two"] * 9, "word " * 30])  # 1 s has 98 frames
-    with pytest.raises(DataError, match="more frames than the recording has: 10"):
+    with pytest.raises(DataError, match="more frames than their recording has: 10"):
         train(CTC, tmp_path / "run", *FEW, *files)
     train(CTC, tmp_path / "run", *FEW, *files, "data.bad_rows=skip", "data.max_bad_rows=0.2")
     assert len(predictions(tmp_path / "run")) == 5
@@ -141,7 +142,7 @@ def test_characters_outside_the_vocabulary_are_counted_and_named(tmp_path, capsy
 )
 def test_normalised_transcripts(settings, words, expected):
     values = {"normalize": "none", "case": "keep", "punctuation": "keep"} | settings
-    assert speech.normaliser(values["normalize"], True, values["case"], values["punctuation"])(words) == expected
+    assert RECIPE.normaliser(values["normalize"], True, values["case"], values["punctuation"])(words) == expected
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_rows_of_several_languages_begin_with_their_own(tmp_path):
     train(WHISPER, tmp_path / "run", *FEW, *files, "task.language=null", "data.columns.language=lang")
     assert {record["language"] for record in predictions(tmp_path / "run")} == {"de", "French"}
     tokenizer = load(tmp_path / "run").processor.tokenizer
-    tokens = tokenizer.convert_ids_to_tokens(speech.prefix(tokenizer, 5, "German", "transcribe")[1:])
+    tokens = tokenizer.convert_ids_to_tokens(RECIPE.prefix(tokenizer, 5, "German", "transcribe")[1:])
     assert tokens == ["<|de|>", "<|transcribe|>", "<|notimestamps|>"]
 
 

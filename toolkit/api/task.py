@@ -384,6 +384,13 @@ class Task(ABC):
         """
         return []
 
+    def generation_fields(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        """Returns the fields of the generation config with which `model.generate` answers as the toolkit does.
+
+        They are set whenever a run's model is built, and saved with it.
+        """
+        return {}
+
     def script(self) -> str:
         """Returns the name of a template in `toolkit/deploy/templates`, for a script that needs only transformers.
 

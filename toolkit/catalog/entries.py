@@ -191,8 +191,8 @@ def librispeech_dev_clean(raw: Path, target: Path) -> None:
     speakers = sorted({int(key.partition("-")[0]) for key in files})
     parts = {number: READERS[place % len(READERS)] for place, number in enumerate(speakers)}
     for part in dict.fromkeys(READERS):
-        own = [key for key in sorted(files) if parts[int(key.partition("-")[0])] == part]
-        rows = [(files[key], texts[key], key.partition("-")[0]) for key in own]
+        named = ((key, key.partition("-")[0]) for key in sorted(files))
+        rows = [(files[key], texts[key], reader) for key, reader in named if parts[int(reader)] == part]
         _write_csv(target / f"{part}.csv", [("audio", "text", "speaker"), *rows])
 
 

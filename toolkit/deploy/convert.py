@@ -25,7 +25,7 @@ from toolkit.config.paths import source_of_finished
 from toolkit.config.sections import Config
 from toolkit.deploy.trained import read_settings
 from toolkit.models.adapters import add_adapters, merged
-from toolkit.models.load import build_model, load_model_config
+from toolkit.models.load import build_model, load_model_config, with_generation
 from toolkit.models.origin import require_same_model
 from toolkit.models.parts import freeze
 from toolkit.models.save import write_model
@@ -75,6 +75,7 @@ def _built(cfg: Config, task: Task, processor: Any, base: Path, run: Path) -> An
     configure_model(config, task, processor, new=cfg.model.from_config is not None)
     auto_model = task.auto_model(config)
     model = build_model(source, config, auto_model, cfg.seed)
+    model = with_generation(model, task.generation_fields(model, processor))
     if cfg.model.peft.method == "none":
         return model
     if cfg.model.from_config is not None:

@@ -102,7 +102,7 @@ def from_text(text: str, messages: bool) -> Any:
 FONT, FONT_MONO = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
 """Fonts of the reader's system; gradio's themes load theirs from Google."""
 SHOWN_CLASSES = 8
-TABLES = ("n_best", "entities")
+TABLES = ("n_best", "entities", "words")
 """Values of answers that are lists of mappings."""
 Answer = Callable[[list[dict[str, Any]]], Awaitable[list[dict[str, Any]]]]
 

@@ -30,7 +30,7 @@ from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator, float32_precision, own_process_state, random_state_kept
 from toolkit.engine.evaluation import evaluate, predict
 from toolkit.models.adapters import adapter_problems, base_of, load_adapters
-from toolkit.models.load import build_model, load_model_config
+from toolkit.models.load import build_model, load_model_config, with_generation
 from toolkit.models.origin import require_same_model
 from toolkit.models.parts import head_at_labels
 from toolkit.models.unpadded.families import choose
@@ -298,15 +298,17 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
     model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})
     processor = modalities.load(task.modality).load_processor(str(saved), model, task.options)
     config = load_model_config(model)
-    if cfg.model.peft.method == "none":
-        network = build_model(model, config, task.auto_model(config), cfg.seed)
-    else:
+    source, adapted = model, cfg.model.peft.method != "none"
+    if adapted:
         if problems := adapter_problems(model):
             raise ConfigError(problems)
         base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
         source = source_of_finished(base, cfg.offline_dir)
         on_main(accelerator, require_same_model, source, folder)
-        network = load_adapters(build_model(source, config, task.auto_model(config), cfg.seed), saved)
+    network = build_model(source, config, task.auto_model(config), cfg.seed)
+    network = with_generation(network, task.generation_fields(network, processor))
+    if adapted:
+        network = load_adapters(network, saved)
     if choose(cfg, config, accelerator.device):
         install(network, always=cfg.train.max_tokens_per_batch is not None)
     head_at_labels(network)

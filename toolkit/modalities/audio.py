@@ -358,30 +358,29 @@ def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
 
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> Processor:
     """Creates the feature extractor of a new model, for log-mel spectrograms or waveforms."""
-    from transformers import (
-        ASTFeatureExtractor,
-        SeamlessM4TFeatureExtractor,
-        Wav2Vec2FeatureExtractor,
-        WhisperFeatureExtractor,
-    )
+    import transformers
 
     rate = options.audio.sampling_rate or DEFAULT_RATE
     if config.model_type == "wav2vec2-bert":
         mels = config.feature_projection_input_dim // 2
-        return SeamlessM4TFeatureExtractor(feature_size=mels, num_mel_bins=mels, sampling_rate=rate, stride=2)
+        return transformers.SeamlessM4TFeatureExtractor(
+            feature_size=mels, num_mel_bins=mels, sampling_rate=rate, stride=2
+        )
     if config.model_type == "whisper":
-        return _fitted(WhisperFeatureExtractor(config.num_mel_bins, rate), options.audio)
+        return _fitted(transformers.WhisperFeatureExtractor(config.num_mel_bins, rate), options.audio)
     if config.model_type == "audio-spectrogram-transformer":
-        return ASTFeatureExtractor(sampling_rate=rate, num_mel_bins=config.num_mel_bins, max_length=config.max_length)
+        return transformers.ASTFeatureExtractor(
+            sampling_rate=rate, num_mel_bins=config.num_mel_bins, max_length=config.max_length
+        )
     if config.model_type in VISION_MODELS:
-        return ASTFeatureExtractor(
+        return transformers.ASTFeatureExtractor(
             sampling_rate=rate,
             num_mel_bins=options.audio.num_mel_bins,
             max_length=num_frames(options.audio, rate),
             model_input_names=["pixel_values"],
         )
     # Group normalisation was trained without a mask (wav2vec 2.0 base), layer normalisation with one.
-    return Wav2Vec2FeatureExtractor(
+    return transformers.Wav2Vec2FeatureExtractor(
         sampling_rate=rate, return_attention_mask=getattr(config, "feat_extract_norm", "layer") == "layer"
     )
 

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import tempfile
-import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.batch import IGNORE_INDEX, BadRow, Processor
-from toolkit.api.random import RowRandom
+from toolkit.api.batch import BadRow, Processor
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities import audio, seq2seq, text
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-AUTO_PROCESSOR, LIBRARIES = "AutoProcessor", audio.LIBRARIES
+AUTO_PROCESSOR, LIBRARIES = "AutoProcessor", ("soundfile", "soxr")
 CTC = (
     "data2vec-audio", "hubert", "sew", "sew-d", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-bert",
     "wav2vec2-conformer", "wavlm",
@@ -29,10 +24,8 @@ CTC = (
 """Types of encoders that give a character for each frame of 20 ms."""
 ENCODER_DECODERS = ("whisper", "moonshine", "speech_to_text")
 """Types of models that write the transcript token by token."""
-VOCABULARIES = ("vocab.json", "tokenizer.json", "tokenizer_config.json", "sentencepiece.bpe.model")
+VOCABULARIES = ["vocab.json", "tokenizer.json", "tokenizer_config.json", "sentencepiece.bpe.model"]
 """Files of which a folder with a tokenizer has one."""
-WITHOUT_SPACES = ("zh", "yue", "ja", "th", "lo", "my")
-"""Languages whose words Whisper does not separate; in others, pretraining began every transcript with a space."""
 
 
 def is_ctc(config: PreTrainedConfig) -> bool:
@@ -45,10 +38,10 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     kind, ctc = config.model_type, is_ctc(config)
     if kind not in (*CTC, *ENCODER_DECODERS):
         return [f"model: received a {kind}; speech recognition needs one of {', '.join((*CTC, *ENCODER_DECODERS))}"]
-    room = getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
-    if not ctc and room is not None and options.max_target_length > room:
+    most = room(config)
+    if not ctc and most is not None and options.max_target_length > most:
         given = f"task.max_target_length: received {options.max_target_length}"
-        return [f"{given}, but this {kind} writes at most {room} tokens"]
+        return [f"{given}, but this {kind} writes at most {most} tokens"]
     unused = {
         "num_beams": ctc and options.num_beams > 1,
         "label_smoothing_factor": ctc and options.label_smoothing_factor > 0,
@@ -60,67 +53,25 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     return ours or audio.clip_problems(config, options.audio)
 
 
-def frame_steps(config: PreTrainedConfig) -> list[list[int]]:
-    """Returns kernel, stride and padding of each step from samples (of wav2vec2-bert: from its features) to frames."""
-    steps = []
-    if hasattr(config, "conv_kernel"):
-        steps = [[kernel, stride, 0] for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True)]
-    if getattr(config, "add_adapter", False):
-        kernel = getattr(config, "adapter_kernel_size", 1) if config.model_type == "wav2vec2-bert" else 1
-        steps += [[kernel, config.adapter_stride, kernel // 2]] * config.num_adapter_layers
-    return steps
+def room(config: PreTrainedConfig) -> int | None:
+    """Returns the most tokens that a decoder takes."""
+    return getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None)
 
 
-def num_frames(length: int, steps: Sequence[Sequence[int]]) -> int:
-    """Returns the number of frames that convolutions make of an input of this length."""
-    for kernel, stride, padding in steps:
-        length = (length + 2 * padding - kernel) // stride + 1
-    return max(0, length)
-
-
-def least_frames(file: Mapping[str, Any], extractor: Any, options: Any, steps: Sequence[Sequence[int]]) -> int:
-    """Returns the frames of a clip at the highest speed of training."""
-    samples = int(file["frames"] / file["rate"] * extractor.sampling_rate / (1 + options.audio.speed))
-    if not audio.takes_waveforms(extractor):
-        samples = num_frames(samples, [[audio.FRAME, audio.HOP, 0], [extractor.stride, extractor.stride, 0]])
-    return num_frames(samples, steps)
-
-
-def fits(labels: Sequence[int], file: Mapping[str, Any], processor: Processor, options: Any, steps: Any) -> bool:
-    """Whether a transcript has at most `max_target_length` labels and, with the `steps` of CTC, frames enough."""
-    if len(labels) > options.max_target_length:
-        return False
-    return steps is None or needed_frames(labels) <= least_frames(file, processor.feature_extractor, options, steps)
-
-
-def needed_frames(labels: Sequence[int]) -> int:
-    """Returns the frames that CTC needs for a transcript: one for each label, and a blank between two equal ones."""
-    return len(labels) + sum(one == other for one, other in pairwise(labels))
-
-
-def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
+def check(file: Mapping[str, Any], options: Any, labelled: bool = True) -> Mapping[str, Any]:
     """Decodes a file once; arguments and result are those of `audio.check`.
 
     Raises:
-        BadRow: if the file cannot be used or is shorter or longer than the limits: its transcript would not fit a part.
+        BadRow: if the file cannot be used, is too short or, with a transcript, which would not fit a part, too long.
         DataError: if the machine could not read it just now.
     """
     found = audio.check(file, options)
     seconds, limits = found["frames"] / found["rate"], options.audio
-    if seconds < limits.min_seconds:
-        raise BadRow(
-            f"{audio.shown(found)}: lasts {seconds:.3g} s, below task.audio.min_seconds={limits.min_seconds:g}"
-        )
-    if seconds > limits.max_seconds:
-        raise BadRow(
-            f"{audio.shown(found)}: lasts {seconds:.6g} s, above task.audio.max_seconds={limits.max_seconds:g}"
-        )
+    if (short := seconds < limits.min_seconds) or (labelled and seconds > limits.max_seconds):
+        limit = f"below task.audio.min_seconds={limits.min_seconds:g}"
+        why = limit if short else f"above task.audio.max_seconds={limits.max_seconds:g}"
+        raise BadRow(f"{audio.shown(found)}: lasts {seconds:.6g} s, {why}")
     return found
-
-
-def preprocess(files: Sequence[Mapping[str, Any]], processor: Processor, options: Any) -> dict[str, list[Any]]:
-    """Passes references on; `length` is in samples at the model's rate."""
-    return audio.preprocess(files, processor.feature_extractor, options)
 
 
 def longest(options: Any, processor: Processor) -> int:
@@ -130,18 +81,15 @@ def longest(options: Any, processor: Processor) -> int:
 
 def lacks_vocabulary(model: ModelConfig, options: Any) -> bool:
     """Whether a pretrained model comes without the vocabulary, which is then made from the transcripts."""
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_files
 
     if options.vocabulary != "auto":
         return bool(options.vocabulary == "transcripts")
+    quietly: dict[str, Any] = dict.fromkeys(
+        [f"_raise_exceptions_for_{what}" for what in ("missing_entries", "connection_errors")], False
+    )
     try:
-        return all(
-            cached_file(
-                str(model.name_or_path), name, revision=model.revision or "main",
-                _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
-            ) is None
-            for name in VOCABULARIES
-        )  # fmt: skip
+        return not cached_files(str(model.name_or_path), VOCABULARIES, revision=model.revision or "main", **quietly)
     except (OSError, ValueError):  # no model is there; loading it says so
         return False
 
@@ -175,7 +123,10 @@ def complete_processor(texts: Iterator[str], config: PreTrainedConfig, options: 
 def _new_tokenizer(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
     if is_ctc(config):
         return _characters(texts)
-    return (_whisper_tokenizer if config.model_type == "whisper" else _bpe)(texts, config, options)
+    if config.model_type == "whisper":
+        return _whisper_tokenizer(texts, config, options)
+    length, inputs = options.max_target_length, seq2seq.MODEL_INPUTS
+    return text.train_tokenizer(texts, config.vocab_size, seq2seq.STYLE, length, inputs)
 
 
 def _joined(extractor: Any, tokenizer: PreTrainedTokenizerBase) -> Processor:
@@ -198,12 +149,6 @@ def _characters(texts: Iterator[str]) -> PreTrainedTokenizerBase:
         file.write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
         special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": None, "eos_token": None}
         return Wav2Vec2CTCTokenizer(str(file), word_delimiter_token="|", **special)
-
-
-def _bpe(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
-    return text.train_tokenizer(
-        texts, config.vocab_size, seq2seq.STYLE, options.max_target_length, seq2seq.MODEL_INPUTS
-    )
 
 
 def _whisper_tokenizer(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
@@ -251,216 +196,3 @@ def language_code(language: str) -> str | None:
 
     code = TO_LANGUAGE_CODE.get(language.lower(), language.lower())
     return code if code in LANGUAGES else None
-
-
-def language_problems(tokenizer: Any, options: Any, by_row: bool) -> list[str]:
-    """Returns why a tokenizer does not fit the language settings; `by_row` says whether rows have languages."""
-    language = options.language
-    if not is_multilingual(tokenizer):
-        used = options.normalize == "whisper" or getattr(tokenizer, "target_lang", None)
-        wanted = {"task.language": language is not None and not used, "data.columns.language": by_row}
-        return [
-            f"{key}: given, but this model is not told a language; remove it" for key, each in wanted.items() if each
-        ]
-    if language is not None and language_code(language) is None:
-        return [f"task.language: received {language!r}, not the code or name of a language that Whisper knows"]
-    if language is None and not by_row:
-        columns = "data.columns.language to the column that holds it"
-        return [f"task.language: this model is told the language of the transcripts; set it, or {columns}"]
-    return []
-
-
-def is_multilingual(tokenizer: Any) -> bool:
-    """Whether a tokenizer is Whisper's, with the tokens of languages that transcripts begin with."""
-    return "<|transcribe|>" in tokenizer.get_added_vocab() and "<|en|>" in tokenizer.get_added_vocab()
-
-
-def prefix(tokenizer: Any, start: int, language: str | None, task: str) -> list[int]:
-    """Returns the tokens that the decoder is given before a transcript; `start` is the decoder's start id."""
-    found = tokenizer.get_added_vocab()
-    names = ["<|notimestamps|>"]
-    if is_multilingual(tokenizer) and language is not None:
-        names = [f"<|{language_code(language)}|>", f"<|{task}|>", *names]
-    return [start, *(found[name] for name in names if name in found)]
-
-
-def encode(
-    texts: Sequence[str], languages: Sequence[str | None], tokenizer: Any, start: int | None, task: str
-) -> list[list[int]]:
-    """Returns the labels of transcripts: characters (CTC; `start` is None), or what an encoder-decoder writes.
-
-    The latter are Whisper's tokens of language and task, the transcript, and the end token.
-    """
-    if start is None:
-        return [tokenizer(each)["input_ids"] for each in texts]
-    end, whisper = tokenizer.eos_token_id, "<|notimestamps|>" in tokenizer.get_added_vocab()
-    found = []
-    for each, language in zip(texts, languages, strict=True):
-        space = " " if whisper and language_code(language or "en") not in WITHOUT_SPACES else ""
-        ids = tokenizer(space + each, add_special_tokens=False)["input_ids"]
-        found.append([*prefix(tokenizer, start, language, task)[1:], *ids, end])
-    return found
-
-
-def collate(
-    features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Builds the model's inputs `[B, ...]` float32 (see `audio.collate`), and the lengths `[B]` int64 of the clips.
-
-    Lengths are in samples, or in the frames of the features.
-    """
-    import torch
-
-    extractor = processor.feature_extractor
-    arrays = audio.arrays(features, extractor, options.audio, random)
-    return audio.batched(arrays, extractor), torch.tensor([len(each) for each in arrays])
-
-
-def pad_labels(features: Sequence[dict[str, Any]]) -> Tensor:
-    """Returns labels as `[B, T]` int64, padded on the right with `IGNORE_INDEX`; T is at least 1."""
-    import torch
-
-    labels = torch.full((len(features), max(1, *(len(row["labels"]) for row in features))), IGNORE_INDEX)
-    for place, row in zip(labels, features, strict=True):
-        place[: len(row["labels"])] = torch.tensor(row["labels"], dtype=torch.int64)
-    return labels
-
-
-def decoder_inputs(labels: Tensor, start: int, pad: int) -> dict[str, Tensor]:
-    """Returns the decoder's inputs `[B, T]` int64: `start`, and the labels without the last one."""
-    ids = labels.roll(1, dims=1)
-    ids[:, 0] = start
-    return {"decoder_input_ids": ids.masked_fill(ids == IGNORE_INDEX, pad)}
-
-
-def ctc_losses(logits: Tensor, labels: Tensor, frames: Tensor, blank: int) -> Tensor:
-    """Returns the CTC loss (Graves et al. 2006) of each row, `[B]`; 0 for rows without labels.
-
-    Args:
-        logits: `[B, frames, vocabulary]`.
-        labels: `[B, T]`; `IGNORE_INDEX` is ignored.
-        frames: `[B]`, the frames of each row.
-        blank: id of the blank.
-    """
-    import torch
-    from torch._subclasses.fake_tensor import is_fake
-    from torch.nn.functional import ctc_loss, log_softmax
-
-    lengths, targets = (labels != IGNORE_INDEX).sum(-1), labels.clamp(min=0)
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    probabilities = log_softmax(logits, dim=-1, dtype=dtype).transpose(0, 1)
-    if is_fake(logits):  # torch cannot simulate the loss; this keeps a table of its size, frames by twice the labels
-        places = targets.repeat(1, 2).expand(len(probabilities), -1, -1)
-        return -probabilities.gather(2, places).logsumexp(2).sum(0)
-    with torch.backends.cudnn.flags(enabled=False):  # cuDNN's is not deterministic
-        losses = ctc_loss(
-            probabilities, targets, frames.clamp(max=len(probabilities)), lengths, blank=blank, reduction="none"
-        )
-    return losses.masked_fill(lengths == 0, 0.0)
-
-
-def best_path(logits: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the most likely token of each frame, and its logarithmic probability.
-
-    Both are `[B, frames]`, the first int32 and `IGNORE_INDEX` behind the row's frames, where the second is 0.
-    """
-    import torch
-
-    scores, ids = logits.float().log_softmax(-1).max(-1)
-    padding = torch.arange(logits.shape[1], device=logits.device) >= frames[:, None]
-    return ids.int().masked_fill(padding, IGNORE_INDEX), scores.masked_fill(padding, 0.0)
-
-
-def confidence(ids: Tensor, scores: Tensor, blank: int) -> Tensor:
-    """Returns the geometric mean of the probabilities of a row's frames that are no blank, `[B]`; 0 without any."""
-    spoken = (ids != blank) & (ids != IGNORE_INDEX)
-    counts = spoken.sum(-1)
-    return ((scores * spoken).sum(-1) / counts.clamp(min=1)).exp().masked_fill(counts == 0, 0.0)
-
-
-def generate(
-    model: Any, outputs: Any, inputs: Mapping[str, Tensor], prefixes: Tensor, **settings: Any
-) -> tuple[Tensor, Tensor]:
-    """Generates transcripts with greedy or beam search.
-
-    Args:
-        model: a `PreTrainedModel`, not wrapped in DDP.
-        outputs: outputs of its forward pass; their encoder states are used again.
-        inputs: inputs of that pass.
-        prefixes: `[B, P]` int64, the decoder's first tokens.
-        **settings: fields of `transformers.GenerationConfig`.
-
-    Returns:
-        Ids `[B, T]` int32, padded with the padding id, and the geometric mean of their probabilities `[B]`.
-    """
-    import torch
-    from transformers import GenerationMixin
-    from transformers.modeling_outputs import BaseModelOutput
-
-    own = getattr(model, "get_base_model", lambda: model)()
-    more = {name: inputs[name] for name in ("attention_mask",) if name in inputs}
-    # Whisper's own `generate` cuts long recordings into parts; clips are not longer than one.
-    generate_ids: Any = GenerationMixin.generate
-    made = generate_ids(
-        own, encoder_outputs=BaseModelOutput(last_hidden_state=outputs.encoder_last_hidden_state),
-        decoder_input_ids=prefixes, do_sample=False, return_dict_in_generate=True, output_scores=True, **more,
-        **settings,
-    )  # fmt: skip
-    ids = made.sequences[:, prefixes.shape[1] :]
-    scores = own.compute_transition_scores(
-        made.sequences, made.scores, getattr(made, "beam_indices", None), normalize_logits=True
-    )
-    written = torch.isfinite(scores) & (ids[:, : scores.shape[1]] != own.generation_config.pad_token_id)
-    mean = scores.masked_fill(~written, 0.0).sum(-1) / written.sum(-1).clamp(min=1)
-    return ids.int(), mean.exp()
-
-
-def generation_fields(tokenizer: Any, language: str | None, task: str, start: int) -> dict[str, Any]:
-    """Returns the fields of the generation config with which `generate` and pipelines transcribe as in training."""
-    found = tokenizer.get_added_vocab()
-    fields = {"decoder_start_token_id": start, "eos_token_id": tokenizer.eos_token_id,
-              "pad_token_id": tokenizer.pad_token_id}  # fmt: skip
-    if "<|notimestamps|>" not in found:
-        return fields
-    fields |= {"no_timestamps_token_id": found["<|notimestamps|>"], "return_timestamps": False,
-               "forced_decoder_ids": None, "is_multilingual": is_multilingual(tokenizer)}  # fmt: skip
-    if is_multilingual(tokenizer):
-        tasks = {name: found[f"<|{name}|>"] for name in ("transcribe", "translate")}
-        codes = {name: place for name, place in found.items() if language_code(name.strip("<|>")) == name.strip("<|>")}
-        chosen = None if language is None else language_code(language)
-        fields |= {"lang_to_id": codes, "task_to_id": tasks, "task": task, "language": chosen}
-    return fields
-
-
-def decode(ids: Any, tokenizer: Any, ctc: bool) -> list[str]:
-    """Decodes ids `[rows, T]`, padded with `IGNORE_INDEX`, into texts; those of CTC are of frames."""
-    rows = [row[row != IGNORE_INDEX].tolist() for row in ids]
-    # As transformers' pipelines: the blank of CTC is a special token.
-    return [tokenizer.decode(row, skip_special_tokens=not ctc).strip() for row in rows]
-
-
-@cache
-def normaliser(name: str, english: bool, case: str, punctuation: str) -> Callable[[str], str]:
-    """Returns a function that normalises transcripts; see the task's options."""
-    from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
-
-    spelled: Any = EnglishTextNormalizer({}) if english and name == "whisper" else BasicTextNormalizer()
-    first = str if name == "none" else spelled
-    cased: Any = {"keep": str, "lower": str.lower, "upper": str.upper}[case]
-    last = without_punctuation if punctuation == "remove" else str
-    return lambda words: " ".join(last(cased(first(words))).split())
-
-
-def without_punctuation(words: str) -> str:
-    """Replaces punctuation and symbols with spaces, except apostrophes inside words."""
-    kept = []
-    for place, letter in enumerate(words):
-        inside = letter in "'\u2019" and words[place - 1 : place].isalnum() and words[place + 1 : place + 2].isalnum()
-        kept.append(letter if inside or unicodedata.category(letter)[0] not in "PS" else " ")
-    return "".join(kept)
-
-
-def unknown_characters(texts: Sequence[str], tokenizer: Any) -> list[str]:
-    """Returns the characters of each transcript that a CTC vocabulary lacks."""
-    upper, known = getattr(tokenizer, "do_lower_case", False), {" ", *tokenizer.get_vocab()}
-    return ["".join(each for each in words if (each.upper() if upper else each) not in known) for words in texts]

@@ -292,6 +292,13 @@ def _note_pooling(name: str) -> None:
                 "learn; ModernBERT can average: model.config_overrides.classifier_pooling=mean")  # fmt: skip
 
 
+def with_generation(model: PreTrainedModel, fields: Mapping[str, Any]) -> PreTrainedModel:
+    """Returns a model after setting fields of its generation config, which is saved with it; None removes a value."""
+    for name, value in fields.items():
+        setattr(model.generation_config, name, value)
+    return model
+
+
 ATTENTION_FLAGS = {"sdpa": "_supports_sdpa", "flex_attention": "_supports_flex_attn"}
 """Attributes of model classes that say which attention implementations they support; all support `eager`."""
 

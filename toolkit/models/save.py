@@ -89,8 +89,6 @@ def save_model(run: Run, replacing: Callable[[], object]) -> None:
     The run has a complete model. When the new folder is complete, `replacing` is called before it gets this name.
     """
     files = RunFolder(run.output_dir)
-    if stops := run.task.script_values(run.model, run.processor).get("stops"):  # `model.generate` stops there, too
-        run.model.generation_config.eos_token_id = stops
     with written_folder(files.model, replacing) as folder:
         write_model(run.model, run.processor, run.cfg.model, folder, files.base, files.model)
 

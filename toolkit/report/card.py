@@ -24,6 +24,8 @@ PIPELINES = {
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForImageClassification": "image-classification",
     "AutoModelForAudioClassification": "audio-classification",
+    "AutoModelForCTC": "automatic-speech-recognition",
+    "AutoModelForSpeechSeq2Seq": "automatic-speech-recognition",
 }
 """Auto classes that transformers has a pipeline for (5.x has none for question answering)."""
 _SIDES = {

@@ -114,6 +114,8 @@ def _write_folder(run: TrainedRun, template: str, run_folder: Path, folder: Path
     if run.cfg.model.peft.method == "none":
         model = run.bare_model
         shutil.copytree(files.model, folder / "model", copy_function=shutil.copyfile)
+        if run.task.generation_fields(model, run.processor):  # changed, maybe, for this export
+            model.generation_config.save_pretrained(folder / "model")
     else:
         model = write_merged(run, folder / "model")
     card = Card(name, run.cfg, run.task, model.config, facts, scores_of(own_card(run_folder)), adapted=False)

@@ -73,7 +73,9 @@ def example_of(model: nn.Module, batch: Batch) -> Example:
         outputs = list(forward(**inputs))
     if not outputs:
         raise InputError(f"--format: the model returns none of {', '.join(OUTPUTS)}; use zip or merged")
-    return Example(forward, inputs, outputs)
+    masked = inputs["attention_mask"].shape if "attention_mask" in inputs else ()  # features of recordings are, too
+    lengths = {name: "length" for name, each in inputs.items() if each.dim() == 3 and each.shape[:2] == masked}
+    return Example(forward, inputs, outputs, lengths)
 
 
 def examples_of_pair(model: Any, batch: Batch) -> dict[str, Example]:

@@ -14,6 +14,8 @@ from toolkit.document.render import render_html as render
 MEANINGS = {
     "prediction": "the prediction",
     "score": "its probability, from 0 to 1",
+    "confidence": "mean probability of its parts, from 0 to 1",
+    "words": "its words, with their times in seconds",
     "no_answer_score": "the probability that the context has no answer",
     "scores": "the score of every class",
     "unsure": "whether a person should decide, as `toolkit calibrate` found",

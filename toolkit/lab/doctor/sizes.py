@@ -201,8 +201,8 @@ def foreign(task: Task, parts: Sequence[Part], prints: Sequence[Print | None]) -
     for name in set(text_columns(task)) - set(input_columns(task)) if prints else ():
         rows = [(part, row, text) for part in parts for row, text in enumerate(part.rows[name][:]) if text]
         found: dict[int, str] = {}
-        for told in (_language, _alphabet):
-            each = [told(text) for *_, text in rows]
+        long = [text if len(text.split()) >= LEAST_WORDS else "" for *_, text in rows]
+        for each in ([language_of([text]) for text in long], [_alphabet(text) for *_, text in rows]):
             counts = Counter(filter(None, each))
             usual, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
             if len(rows) >= LEAST_ROWS and count >= MOSTLY * counts.total():
@@ -211,10 +211,6 @@ def foreign(task: Task, parts: Sequence[Part], prints: Sequence[Print | None]) -
             said = f"{counted(len(found), 'row')} with a {name} in another language or alphabet than nearly all others."
             places = [rows[place][0].place(rows[place][1]) | {"value": value} for place, value in found.items()]
             yield Finding("foreign", len(found), said, places)
-
-
-def _language(text: str) -> str | None:
-    return language_of([text]) if len(text.split()) >= LEAST_WORDS else None
 
 
 def _alphabet(text: str) -> str | None:
