@@ -25,7 +25,8 @@ from toolkit.document.svg import WIDTH, Drawing, sheet, text
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = (20, 80, 300)
 SETTINGS = ("train.learning_rate=2.0e-3", "checkpoint.save_steps=20", "checkpoint.save_total_limit=null",
-            "eval.eval_steps=null", "task.audio.speed=0", "train.dataloader_num_workers=0")  # fmt: skip
+            "eval.eval_steps=null", "task.audio.speed=0", "train.dataloader_num_workers=0",
+            "train.global_batch_size=12")  # fmt: skip
 LEFT, LINE, SPECTROGRAM = 56, 13, 90
 """Width of the names of characters, height of a character's line and of the spectrogram."""
 NAMES = {"[PAD]": "blank", "|": "space"}
@@ -37,7 +38,7 @@ def trained(folder: Path, steps: Sequence[int]) -> Path:
 
     joined = folder / "joined"
     script = ROOT / "recipes/data/audio/join.py"
-    sizes = ["--words", "1", "3", "--utterances", "400", "--held-out", "20"]
+    sizes = ["--words", "1", "3", "--utterances", "300", "--held-out", "20"]
     subprocess.run([sys.executable, script, script.parent, joined, *sizes], check=True, stdout=subprocess.DEVNULL)
     files = [f"data.{part}_file={joined / part}.csv" for part in ("train", "validation")]
     places = [*files, f"output_dir={folder / 'run'}", f"train.max_steps={max(steps)}"]
