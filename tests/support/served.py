@@ -94,6 +94,13 @@ CASES = {
         [({"audio": value}, "audio", reason) for value, reason in BAD_FILES],
         files="audio.wav",
     ),
+    "speech": Case(
+        "speech_recognition/smoke_ctc",
+        [{"audio": each} for each in SOUNDS],
+        [({"audio": value}, "audio", reason) for value, reason in BAD_FILES],
+        ("task.word_times=true",),
+        files="audio.wav",
+    ),
     "qa": Case(
         "qa",
         [{"question": "Who?", "context": text} for text in TEXTS]

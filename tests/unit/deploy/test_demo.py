@@ -24,7 +24,7 @@ from toolkit.deploy.demo import UPLOAD, OwnFiles, as_text, from_text, row_of, sh
 from toolkit.deploy.serving.requests import Columns
 
 TALK = [{"role": "user", "content": "Hello"}]
-NAMES = ["single label", "several labels", "numbers", "image", "audio", "qa", "tokens", "translation", "chat"]
+NAMES = ["single label", "several labels", "numbers", "image", "audio", "speech", "qa", "tokens", "translation", "chat"]
 
 
 @pytest.fixture(scope="module")

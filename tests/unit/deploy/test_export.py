@@ -39,6 +39,7 @@ KINDS = {
     "language_modeling/smoke_chat": [{"messages": [{"role": "user", "content": word}]} for word in ("Hello", "Bread?")],
     "reviews/smoke_image": [{"image": path} for path in some_files("images")],
     "reviews/smoke_audio": [{"audio": path} for path in some_files("audio")],
+    "speech_recognition/smoke_whisper": [{"audio": path} for path in some_files("audio")],
 }
 """Rows for a run of each kind of script."""
 

@@ -49,6 +49,7 @@ KINDS = {
     "translation": [{"source": "A man in a hat."}, {"source": "Two dogs."}],
     "reviews/smoke_image": [{"image": path} for path in media("images")],
     "reviews/smoke_audio": [{"audio": path} for path in media("audio")],
+    "speech_recognition/smoke_ctc": [{"audio": path} for path in media("audio")],
 }
 """Rows for a run of each kind of graph."""
 ONNX_ONLY = ("token_classification", "language_modeling/smoke_chat", "reviews", "translation")
