@@ -104,8 +104,8 @@ _GPT2 = {"model_type": "gpt2", "vocab_size": 8000, "n_positions": 512, "n_embd":
 _RESNET = {"model_type": "resnet", "embedding_size": 32, "hidden_sizes": [32, 64, 128], "depths": [2, 2, 2],
            "layer_type": "basic"}  # fmt: skip
 _RECOGNISER = {"model_type": "wav2vec2-bert", "hidden_size": 144, "num_hidden_layers": 4, "num_attention_heads": 4,
-               "intermediate_size": 288, "vocab_size": 32, "apply_spec_augment": False}  # fmt: skip
-_MASKED = {"task__audio__speed": 0.1, "task__audio__time_masks": 2, "task__audio__frequency_masks": 2}
+               "intermediate_size": 288, "vocab_size": 32, "hidden_dropout": 0.1, "conformer_conv_dropout": 0.0,
+               "layerdrop": 0.0, "mask_time_prob": 0.08, "mask_time_length": 6}  # fmt: skip
 _LISTENER = {**_RESNET, "num_channels": 1}
 SCRATCH = {
     "text": _new(512, 1e-3, 2, _BERT),
@@ -113,7 +113,7 @@ SCRATCH = {
     "language_modeling": _new(512, 1e-3, 2, _GPT2),
     "prompts": _new(512, 1e-3, 2, _GPT2),
     "image": _new(None, 3e-3, 2.4, _RESNET, task__image__random_crop=0.7, train__lr_scheduler_type="cosine"),
-    "speech": _new(None, 1e-3, 4, _RECOGNISER, **_MASKED, train__lr_scheduler_type="cosine"),
+    "speech": _new(None, 1e-3, 4, _RECOGNISER, train__lr_scheduler_type="cosine"),
     "audio": _new(None, 2e-3, 3, _LISTENER, task__audio__speed=0.2, train__lr_scheduler_type="cosine"),
 }
 """Small new models, which learn from the rows alone, by kind of data; like those of the shipped configurations."""
