@@ -479,7 +479,7 @@ def _merged(
 def _words_of_frames(ids: list[int], tokenizer: Any, frame: float) -> list[dict[str, Any]]:
     offsets = tokenizer.decode(ids, output_word_offsets=True)["word_offsets"]
     return [
-        {"word": each["word"], "start": each["start_offset"] * frame, "end": each["end_offset"] * frame}
+        {"word": each["word"], "start": float(each["start_offset"] * frame), "end": float(each["end_offset"] * frame)}
         for each in offsets
     ]
 
