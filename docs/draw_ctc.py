@@ -1,6 +1,6 @@
 """Draws what CTC learns: the probabilities of the characters over time, at several steps of one training.
 
-python docs/draw_ctc.py ctc.svg
+python docs/draw_ctc.py --output ctc.svg
 
 Joins the made-up words of recipes/data/audio, trains the configuration `spoken_digits` on them, and shows an
 utterance of a voice that is not in training.
@@ -8,6 +8,7 @@ utterance of a voice that is not in training.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import csv
 import io
@@ -44,7 +45,7 @@ def trained(folder: Path, steps: Sequence[int]) -> Path:
 
 
 def probabilities(run: Path, audio: Path, steps: Sequence[int]) -> tuple[list[str], np.ndarray, dict[int, np.ndarray]]:
-    """Returns the characters, the spectrogram `[frames, mels]`, and by step the probabilities `[frames, characters]`."""
+    """Returns characters, the spectrogram `[frames, mels]`, and probabilities `[frames, characters]` by step."""
     import soundfile
     import soxr
     import torch
@@ -131,5 +132,12 @@ def main(target: Path, steps: Sequence[int] = STEPS) -> None:
     target.write_text(sheet([drawn(row["text"], *found)]), encoding="utf-8")
 
 
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--output", type=Path, required=True, help="the picture to write")
+    return made
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(parser().parse_args().output)

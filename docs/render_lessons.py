@@ -66,9 +66,10 @@ def run(lesson: Mapping[str, Any]) -> dict[str, Any]:
     """
     busy, begin, before = psutil.getloadavg()[0], time.monotonic(), _processor_seconds()
     with tempfile.TemporaryDirectory(prefix="lesson-") as name:
-        command = [sys.executable, "-m", "toolkit", *shlex.split(lesson["command"])[1:]]
+        program, script, *arguments = shlex.split(lesson["command"])
+        command = [sys.executable, *(["-m", program, script] if program == "toolkit" else [DOCS.parent / script])]
         environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # two processes on two cores
-        subprocess.run(command, cwd=name, env=environ, check=True)
+        subprocess.run([*command, *arguments], cwd=name, env=environ, check=True)
         PICTURES.mkdir(parents=True, exist_ok=True)
         drawn = Path(name) / lesson["picture"]
         shutil.copy(drawn, PICTURES / picture(lesson))

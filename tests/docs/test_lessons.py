@@ -28,6 +28,7 @@ SUBJECTS = {
     "collectives",
     "tensor",
     "pipeline",
+    "ctc",
 }
 
 
@@ -40,6 +41,8 @@ def page(monkeypatch) -> Any:
 
 def parsed(lesson: dict[str, Any]) -> argparse.Namespace:
     program, name, *arguments = shlex.split(lesson["command"])
+    if program == "python":
+        return import_module(Path(name).stem).parser().parse_args(arguments)
     assert program == "toolkit"
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     command_of(name).add_arguments(parser)
@@ -55,7 +58,7 @@ def test_a_command_is_valid(lesson: dict[str, Any], page: Any) -> None:
     arguments = parsed(lesson)
     assert set(lesson.get("columns", ())) <= page.COLUMNS.keys()
     written = getattr(arguments, "output_dir", None) or arguments.output
-    assert lesson["picture"].startswith(written)
+    assert lesson["picture"].startswith(str(written))
     if getattr(arguments, "switch", None):
         assert arguments.steps
         check_comparison(arguments)
@@ -85,3 +88,15 @@ def test_the_cheapest_lesson_makes_its_picture(page: Any, tmp_path: Path, monkey
     (lesson,) = [lesson for lesson in LESSONS if lesson["name"] == "schedules"]
     assert page.run(lesson)["processor_seconds"] < 180
     assert (tmp_path / "schedules.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+@pytest.mark.slow
+def test_the_picture_of_ctc_shows_the_steps_of_a_training(page: Any, tmp_path: Path, monkeypatch) -> None:
+    script = import_module("draw_ctc")
+    monkeypatch.setattr(script, "SETTINGS", (*script.SETTINGS, "checkpoint.save_steps=2"))
+    script.main(tmp_path / "ctc.svg", steps=(2, 4))
+    drawn = (tmp_path / "ctc.svg").read_text(encoding="utf-8")
+    assert drawn.startswith("<svg")
+    assert "step 2: " in drawn
+    assert "step 4: " in drawn
+    assert ">blank</text>" in drawn

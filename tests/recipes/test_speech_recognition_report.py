@@ -84,7 +84,7 @@ def test_error_rates_of_runs_evaluations_and_predictions_are_those_of_jiwer(spee
     result = json.loads((run / "run.json").read_text())["result"]
     expected = {f"eval_{name}": value for name, value in rates(*pairs(speech)).items()}
     assert {name: result[name] for name in expected} == expected
-    assert all(expected.values())
+    assert expected["eval_wer"] * expected["eval_cer"] > 0
     assert result["eval_wer_low"] < result["eval_wer"] < result["eval_wer_high"]
     assert run_command("predict", run, "--input", rows, "--output", speech / "predictions.csv") == 0
     assert run_command("evaluate", run, "--data", rows, "--output", speech / "scores.json", "--slices", "speaker") == 0

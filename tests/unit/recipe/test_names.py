@@ -25,7 +25,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_recipe_is_found_by_name_and_by_path(name: str) -> None:
     file = ROOT / "recipes" / f"{name}.py"
     assert [recipe_file(each) for each in (name, f"recipes/{name}.py", file)] == [file] * 3
-    assert config_file(name, "smoke") == config_file(file, f"recipes/configs/{name}/smoke.yaml")
+    smoke = min(path.stem for path in (ROOT / "recipes/configs" / name).glob("smoke*.yaml"))
+    assert config_file(name, smoke) == config_file(file, f"recipes/configs/{name}/{smoke}.yaml")
 
 
 def test_a_launcher_file_is_found_by_name_and_by_path(tmp_path: Path) -> None:
