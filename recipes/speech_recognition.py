@@ -424,14 +424,18 @@ def _transcripts(
     """Returns the transcripts of recordings, of the predictions of their parts; `frame` is None without frames."""
     import numpy as np
 
-    owners, begins = np.array(features["example"][:]), features["begin"][:]
+    owners, begins, lefts = np.array(features["example"][:]), features["begin"][:], features["left"][:]
     special, found = set(tokenizer.all_special_ids), []
     for group in np.split(np.arange(len(owners)), np.flatnonzero(np.diff(owners)) + 1):
         rows = [row[row != IGNORE_INDEX].tolist() for row in predictions["ids"][group]]
         spoken = [[token for token in row if token not in special] for row in rows]
         words = None
         if frame is not None:  # joined before they are collapsed, as if they were of one pass
-            ids = list(chain(*rows))
+            ids: list[int] = []
+            for place, row in zip(group, rows, strict=True):
+                # Convolutions leave out the last frame of a part, which matters if parts do not overlap.
+                gap = round(begins[place] / frame) + lefts[place] - len(ids)
+                ids += [*ids[-1:] * gap, *row]
             # As transformers' pipeline: the blank is a special token.
             text = tokenizer.decode(ids, skip_special_tokens=False)
             words = _words_of_frames(ids, tokenizer, frame) if options.word_times else None
@@ -479,7 +483,7 @@ def _merged(
 def _words_of_frames(ids: list[int], tokenizer: Any, frame: float) -> list[dict[str, Any]]:
     offsets = tokenizer.decode(ids, output_word_offsets=True)["word_offsets"]
     return [
-        {"word": each["word"], "start": each["start_offset"] * frame, "end": each["end_offset"] * frame}
+        {"word": each["word"], "start": float(each["start_offset"] * frame), "end": float(each["end_offset"] * frame)}
         for each in offsets
     ]
 
@@ -543,17 +547,12 @@ def hop(extractor: Any, steps: Sequence[Sequence[int]] | None) -> int:
 
 
 def chunks(extractor: Any, options: Any, steps: Sequence[Sequence[int]] | None) -> tuple[int, int, int, int]:
-    """Returns the last four arguments of `spans`: parts have whole frames, and CTC drops at least one at a cut."""
+    """Returns the last four arguments of `spans`: parts have whole frames."""
     rate, frame = extractor.sampling_rate, hop(extractor, steps)
     seconds = options.chunk_length_s or options.audio.max_seconds
     stride = seconds / 6 if options.stride_length_s is None else options.stride_length_s
     least = math.ceil(options.audio.min_seconds * rate)
-    return (
-        round(seconds * rate) // frame * frame,
-        max(round(stride * rate / frame), int(steps is not None)) * frame,
-        least,
-        frame,
-    )
+    return round(seconds * rate) // frame * frame, round(stride * rate / frame) * frame, least, frame
 
 
 def spans(total: int, chunk: int, stride: int, least: int, hop: int) -> list[tuple[int, int, int, int]]:

@@ -296,6 +296,8 @@ def with_generation(model: PreTrainedModel, fields: Mapping[str, Any]) -> PreTra
     """Returns a model after setting fields of its generation config, which is saved with it; None removes a value."""
     for name, value in fields.items():
         setattr(model.generation_config, name, value)
+    if fields:  # else fields of a single family, such as Whisper's languages, are dropped when it is loaded
+        model.generation_config._from_model_config = False
     return model
 
 
