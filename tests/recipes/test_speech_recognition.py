@@ -167,7 +167,8 @@ def test_rows_of_several_languages_begin_with_their_own(tmp_path):
 )
 @pytest.mark.fast(2)
 def test_other_encoders_train(kind, tmp_path):
-    train(CTC, tmp_path / "run", *FEW, f"model.from_config={json.dumps(ENCODER | {'model_type': kind})}")
+    fields = {name: value for name, value in ENCODER.items() if (kind, name) != ("sew-d", "layerdrop")}
+    train(CTC, tmp_path / "run", *FEW, f"model.from_config={json.dumps(fields | {'model_type': kind})}")
     assert all(record["reference"] for record in predictions(tmp_path / "run"))
 
 

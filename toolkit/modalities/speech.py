@@ -178,7 +178,6 @@ def configure(config: PreTrainedConfig, processor: Processor, new: bool) -> None
     tokenizer = processor.tokenizer
     if is_ctc(config):
         config.vocab_size, config.pad_token_id = len(tokenizer), tokenizer.pad_token_id
-        config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     elif new:
         config.vocab_size = len(tokenizer)
         start = "<|startoftranscript|>" if config.model_type == "whisper" else tokenizer.bos_token
