@@ -46,6 +46,7 @@ from toolkit.metrics.transcription import (
     transcription_quality,
     transcription_scores,
 )
+from toolkit.modalities import seq2seq
 from toolkit.modalities.options import AudioOptions
 from toolkit.tasks.records import checked_text, columns_of
 from toolkit.tasks.tokens import labelled_positions, token_losses
@@ -214,8 +215,6 @@ class SpeechRecognition(Task):
         }
 
     def processor_problems(self, processor: Processor) -> list[str]:
-        from toolkit.modalities import seq2seq
-
         by_row = "language" in self.cfg.data.columns
         found = language_problems(processor.tokenizer, self.options, by_row)
         return [*found, *seq2seq.generation_problems(self.options.generation)]
@@ -269,7 +268,7 @@ class SpeechRecognition(Task):
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         from toolkit.modalities import audio
 
-        extractor, labels = processor.feature_extractor, pad_labels(features)
+        extractor, labels = processor.feature_extractor, seq2seq.pad_targets(features)
         clips = audio.arrays(features, extractor, self.options.audio, random)
         inputs, lengths = audio.batched(clips, extractor), labels.new_tensor([len(clip) for clip in clips])
         batch: Batch = {"inputs": inputs, "labels": labels}
@@ -278,7 +277,7 @@ class SpeechRecognition(Task):
             kept = [[row["left"], min(row["stop"], count)] for row, count in zip(features, frames, strict=True)]
             return batch | {"extra": {"frames": lengths.new_tensor(frames), "kept": lengths.new_tensor(kept)}}
         tokenizer, start, task = processor.tokenizer, self.state["start"], self.options.task
-        inputs |= decoder_inputs(labels, start, tokenizer.pad_token_id)
+        inputs["decoder_input_ids"] = seq2seq.decoder_ids(labels, start, tokenizer.pad_token_id)
         prefixes = [prefix(tokenizer, start, row["language"], task) for row in features]
         spectrogram = [math.ceil(100 * row["file"]["frames"] / row["file"]["rate"]) for row in features]
         extra = {"prefixes": lengths.new_tensor(prefixes), "spectrogram": lengths.new_tensor(spectrogram)}
@@ -326,15 +325,8 @@ class SpeechRecognition(Task):
         frame = hop(extractor, steps) / extractor.sampling_rate if self.state["ctc"] else None
         found = _transcripts(predictions, data.features, data.processor.tokenizer, self.options, frame)
         return [
-            {
-                "audio": audio.shown(row["audio"]),
-                "prediction": each.text,
-                "confidence": each.confidence,
-                **({"words": each.words} if self.options.word_times else {}),
-                "reference": row["text"],
-                "language": row["language"],
-            }
-            for row, each in zip(data.rows, found, strict=True)
+            {"audio": audio.shown(row["audio"]), **answer, "reference": row["text"], "language": row["language"]}
+            for row, answer in zip(data.rows, found, strict=True)
         ]
 
     def answer(self, record: Record) -> dict[str, Any]:
@@ -405,27 +397,18 @@ class SpeechRecognition(Task):
         return audio.decoded(row, processor.feature_extractor, self.options, training)
 
 
-@dataclass(frozen=True)
-class Transcript:
-    """The transcript of a recording; its words, if asked for, with their times in seconds."""
-
-    text: str
-    confidence: float
-    words: list[dict[str, Any]] | None = None
-
-
 def _transcripts(
     predictions: Predictions,
     features: datasets.Dataset,
     tokenizer: Any,
     options: SpeechRecognitionOptions,
     frame: float | None,
-) -> list[Transcript]:
-    """Returns the transcripts of recordings, of the predictions of their parts; `frame` is None without frames."""
+) -> Iterator[Record]:
+    """Yields the answer for each recording, of the predictions of its parts; `frame` is None without frames."""
     import numpy as np
 
     owners, begins, lefts = np.array(features["example"][:]), features["begin"][:], features["left"][:]
-    special, found = set(tokenizer.all_special_ids), []
+    special = set(tokenizer.all_special_ids)
     for group in np.split(np.arange(len(owners)), np.flatnonzero(np.diff(owners)) + 1):
         rows = [row[row != IGNORE_INDEX].tolist() for row in predictions["ids"][group]]
         spoken = [[token for token in row if token not in special] for row in rows]
@@ -453,8 +436,8 @@ def _transcripts(
             words = _words_of_tokens(ids, ends, tokenizer, options.language) if options.word_times else None
         scores = predictions["confidence"][group].tolist()
         confidence = scores[0] if len(rows) == 1 else _mean(scores, [*map(len, spoken)])
-        found.append(Transcript(text.strip(), confidence, words))
-    return found
+        answer = {"prediction": text.strip(), "confidence": confidence}
+        yield answer | ({"words": words} if options.word_times else {})
 
 
 def _mean(scores: Sequence[float], counts: Sequence[int]) -> float:
@@ -689,23 +672,6 @@ def encode(
         ids = tokenizer(space + each, add_special_tokens=False)["input_ids"]
         found.append([*prefix(tokenizer, start, language, task)[1:], *ids, end])
     return found
-
-
-def pad_labels(features: Sequence[dict[str, Any]]) -> Tensor:
-    """Returns labels as `[B, T]` int64, padded on the right with `IGNORE_INDEX`; T is at least 1."""
-    import torch
-
-    labels = torch.full((len(features), max(1, *(len(row["labels"]) for row in features))), IGNORE_INDEX)
-    for place, row in zip(labels, features, strict=True):
-        place[: len(row["labels"])] = torch.tensor(row["labels"], dtype=torch.int64)
-    return labels
-
-
-def decoder_inputs(labels: Tensor, start: int, pad: int) -> dict[str, Tensor]:
-    """Returns the decoder's inputs `[B, T]` int64: `start`, and the labels without the last one."""
-    ids = labels.roll(1, dims=1)
-    ids[:, 0] = start
-    return {"decoder_input_ids": ids.masked_fill(ids == IGNORE_INDEX, pad)}
 
 
 def ctc_losses(logits: Tensor, labels: Tensor, frames: Tensor, blank: int) -> Tensor:

@@ -385,10 +385,7 @@ class Task(ABC):
         return []
 
     def generation_fields(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
-        """Returns the fields of the generation config with which `generate` answers as the toolkit does.
-
-        They are set whenever a run's model is built, and saved with it.
-        """
+        """Returns fields of the generation config, set whenever a run's model is built, and saved with it."""
         return {}
 
     def script(self) -> str:

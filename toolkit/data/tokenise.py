@@ -74,9 +74,8 @@ def evaluated(
     rows: datasets.Dataset, features: datasets.Dataset, task: Task, processor: Processor, **more: Any
 ) -> EvalData:
     """Returns an evaluation set without the rows of which nothing is left; the set of a task that regroups has all."""
-    places = [] if task.has("regroup") else task.lost(rows, features)[0]
-    if places:
-        gone = set(places)
+    gone = set() if task.has("regroup") else set(task.lost(rows, features)[0])
+    if gone:
         kept = [place for place in range(len(rows)) if place not in gone]
         new = {place: number for number, place in enumerate(kept)}
         own = [new[example] for example in features["example"][:]]

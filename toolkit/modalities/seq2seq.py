@@ -142,22 +142,35 @@ def pad_pairs(
         The model's inputs, `[B, S]` and for the decoder `[B, T]` int64, and labels `[B, T]` int64, padded with
         `IGNORE_INDEX`. T is at least 1.
     """
-    import torch
-
-    from toolkit.data.batching.budget import multiple_of, padded_length
+    from toolkit.data.batching.budget import multiple_of
 
     inputs = text.pad(features, tokenizer)
-    longest = max(1, *(len(row["labels"]) for row in features))
-    labels = torch.full((len(features), padded_length(longest, multiple_of(tokenizer))), IGNORE_INDEX)
-    for place, row in zip(labels, features, strict=True):
-        place[: len(row["labels"])] = torch.tensor(row["labels"], dtype=torch.int64)
-    decoder_ids = labels.roll(1, dims=1)
-    decoder_ids[:, 0] = decoder_start
-    inputs["decoder_input_ids"] = decoder_ids.masked_fill(decoder_ids == IGNORE_INDEX, tokenizer.pad_token_id)
+    labels = pad_targets(features, multiple_of(tokenizer))
+    inputs["decoder_input_ids"] = decoder_ids(labels, decoder_start, tokenizer.pad_token_id)
     held = labels != IGNORE_INDEX
     held[:, 0] = True  # an empty target begins too
     inputs["decoder_attention_mask"] = held.long()
     return inputs, labels
+
+
+def pad_targets(features: Sequence[dict[str, Any]], multiple: int | None = None) -> torch.Tensor:
+    """Returns labels `[B, T]` int64, padded on the right with `IGNORE_INDEX`; T is at least 1, and a `multiple`."""
+    import torch
+
+    from toolkit.data.batching.budget import padded_length
+
+    longest = max(1, *(len(row["labels"]) for row in features))
+    labels = torch.full((len(features), padded_length(longest, multiple)), IGNORE_INDEX)
+    for place, row in zip(labels, features, strict=True):
+        place[: len(row["labels"])] = torch.tensor(row["labels"], dtype=torch.int64)
+    return labels
+
+
+def decoder_ids(labels: torch.Tensor, start: int, pad: int) -> torch.Tensor:
+    """Returns the decoder's input ids `[B, T]`: the `start` id, and the labels without the last one."""
+    ids = labels.roll(1, dims=1)
+    ids[:, 0] = start
+    return ids.masked_fill(ids == IGNORE_INDEX, pad)
 
 
 def generate(model: Any, outputs: Any, inputs: dict[str, torch.Tensor], **settings: Any) -> torch.Tensor:

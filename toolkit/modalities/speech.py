@@ -85,9 +85,7 @@ def lacks_vocabulary(model: ModelConfig, options: Any) -> bool:
 
     if options.vocabulary != "auto":
         return bool(options.vocabulary == "transcripts")
-    quietly: dict[str, Any] = dict.fromkeys(
-        [f"_raise_exceptions_for_{what}" for what in ("missing_entries", "connection_errors")], False
-    )
+    quietly: Any = {f"_raise_exceptions_for_{what}": False for what in ("missing_entries", "connection_errors")}
     try:
         return not cached_files(str(model.name_or_path), VOCABULARIES, revision=model.revision or "main", **quietly)
     except (OSError, ValueError):  # no model is there; loading it says so
@@ -147,8 +145,8 @@ def _characters(texts: Iterator[str]) -> PreTrainedTokenizerBase:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "vocab.json")
         file.write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
-        special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": None, "eos_token": None}
-        return Wav2Vec2CTCTokenizer(str(file), word_delimiter_token="|", **special)
+        none = {"bos_token": None, "eos_token": None}
+        return Wav2Vec2CTCTokenizer(str(file), unk_token="[UNK]", pad_token="[PAD]", **none)
 
 
 def _whisper_tokenizer(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
@@ -163,11 +161,10 @@ def _whisper_tokenizer(texts: Iterator[str], config: PreTrainedConfig, options: 
     size = max(257, config.vocab_size - len(others))
     trained = text.train_tokenizer((f" {each}" for each in texts), size, style, options.max_target_length, ())
     found = json.loads(trained.backend_tokenizer.to_str())["model"]
-    merges = [tuple(pair) for pair in found["merges"]]
     # The library expects the end of a text behind the words, and before the other special tokens.
     words = sorted(set(found["vocab"]) - {end}, key=found["vocab"].__getitem__)
     vocabulary = {word: place for place, word in enumerate([*words, end])}
-    tokenizer = WhisperTokenizer(vocab=vocabulary, merges=merges, pad_token=end)
+    tokenizer = WhisperTokenizer(vocab=vocabulary, merges=[tuple(pair) for pair in found["merges"]], pad_token=end)
     tokenizer.add_special_tokens({"additional_special_tokens": others})
     return tokenizer
 

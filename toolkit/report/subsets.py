@@ -179,10 +179,7 @@ def slices(names: Sequence[str], values: Sequence[Sequence[str | None]]) -> list
 
 
 def quarters(name: str, numbers: Sequence[float]) -> list[tuple[str, np.ndarray]]:
-    """Returns the places of the rows in each quarter of their numbers, by `name=lowest to highest`, in this order.
-
-    Equal numbers are in one part, so there are less than four if many are equal.
-    """
+    """Returns the places of the rows in each quarter of their numbers, by its ends; equal numbers are in one part."""
     values = np.asarray(numbers, dtype=float)
     parts = np.searchsorted(np.unique(np.quantile(values, (0.25, 0.5, 0.75))), values)
     found = []

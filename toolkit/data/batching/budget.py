@@ -115,10 +115,7 @@ class Budget:
 
 
 def training_budget(features: datasets.Dataset, cfg: Config, mesh: Mesh, unit: str, unpadded: bool) -> Budget | None:
-    """Returns the budget of a run's training in the task's `unit`, or None.
-
-    `unpadded` says whether layers and attention skip padding.
-    """
+    """Returns the budget of a run's training, or None; `unpadded` says whether layers and attention skip padding."""
     tokens, parallel = cfg.train.max_tokens_per_batch, cfg.parallel
     if tokens is None:
         return None
