@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audio_files import encoded as audio
+from audio_files import tone
 from commands import run_command
 from newcomer_files import FILES, GERMAN, ROWS, customers, photos, prose, ratings, sentences, table
 from ruamel.yaml import YAML
@@ -184,6 +186,30 @@ def test_files_that_belong_together_are_found(tmp_path, monkeypatch, capsys) -> 
     assert "nowhere" in (tmp_path / "train-v2.yaml").read_text()
     assert run_command("init", "train-v2.csv", "--overwrite", "eval.eval_steps=x") == 2
     assert "nowhere" in (tmp_path / "train-v2.yaml").read_text()
+
+
+def test_what_is_named_train_in_a_folder_is_its_table_then_its_folder_and_doubt_is_said(tmp_path, capsys) -> None:
+    folder = tmp_path / "clips"
+    for part in ("train", "validation"):
+        for number in range(24):
+            path = folder / part / ("yes", "no")[number % 2] / f"{number}.wav"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(audio(tone(0.5, frequency=200 + 9 * number)))
+    output = tmp_path / "new.yaml"
+
+    def chosen() -> list[str]:
+        assert run_command("init", folder, "--output", output, "--overwrite") == 0
+        data = YAML(typ="safe", pure=True).load(output)["data"]
+        return [Path(data[name]).name for name in ("train_file", "validation_file")]
+
+    clips = [[f"train/{path.parent.name}/{path.name}", path.parent.name] for path in (folder / "train").rglob("*.wav")]
+    table(folder / "train_list.csv", ["audio", "label"], clips)
+    assert chosen() == ["train", "validation"]
+    (folder / "train_list.csv").rename(folder / "train.csv")
+    assert chosen() == ["train.csv", "validation"]
+    (folder / "train.csv").rename(folder / "train_list.csv")
+    (folder / "train").rename(folder / "train_clips")
+    assert "train_clips and train_list.csv begin with 'train'" in refusal(capsys, tmp_path, folder)
 
 
 def test_answers_replace_guesses(tmp_path, monkeypatch, capsys) -> None:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from toolkit.base.errors import DataError
+from toolkit.base.errors import DataError, InputError
 from toolkit.base.files import expanded
+from toolkit.config.messages import join
 from toolkit.config.paths import ARCHIVES, HDF5, aligned_files, files_of
 from toolkit.config.sections import DataConfig
 from toolkit.data.media.files import COLUMN_OF
@@ -119,8 +120,17 @@ def name_of(source: str) -> str:
 
 
 def _find(folder: Path, names: tuple[str, ...], like: Path) -> Path | None:
-    """Returns the only entry of a folder whose name begins with one of these words, of the same format as `like`."""
-    entries = [each for each in folder.iterdir() if re.split(r"[^a-z]", each.stem.lower())[0] in names]
+    """Returns the entry of a folder whose name is one of these words, else the only one that begins with one.
+
+    A table comes before a folder of the same name, as it is about the files in there. If `like` is a file, entries have
+    its format; if it is a folder, InputError is raised if several are as good and one is a file: folders may be classes.
+    """
+    entries = sorted(each for each in folder.iterdir() if re.split(r"[^a-z]", each.stem.lower())[0] in names)
     if like.is_file():
         entries = [each for each in entries if each.suffix == like.suffix]
-    return entries[0] if len(entries) == 1 else None
+    exact = [each for each in entries if each.stem.lower() in names]
+    best = [each for each in exact if each.is_file()] or exact or entries
+    if len(best) > 1 and like.is_dir() and any(map(Path.is_file, best)):
+        listed = join([each.name for each in best], "and")
+        raise InputError(f"{folder}: {listed} begin with {names[0]!r}; name the one that holds its rows")
+    return best[0] if len(best) == 1 else None
