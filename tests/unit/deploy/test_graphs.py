@@ -27,7 +27,7 @@ from runs import ROOT, train
 
 from toolkit.base.errors import InputError
 from toolkit.commands import deploy
-from toolkit.deploy.export import formats
+from toolkit.deploy.export import formats, generating
 from toolkit.deploy.export.formats import Graph
 
 FEW = ("train.max_steps=2", "data.max_train_samples=24", "data.max_eval_samples=5", "checkpoint.save_steps=null")
@@ -140,14 +140,14 @@ def test_adapters_are_merged_into_every_format(tmp_path, capsys):
 
 
 def test_an_export_that_differs_is_rejected_and_leaves_nothing(run, tmp_path, monkeypatch, capsys):
-    class Wrong(formats.ProgramModel):
+    class Wrong(formats.Graph):
         def forward(self, **inputs):
             outputs = super().forward(**inputs)
             outputs["logits"] = outputs.logits + 0.25
             return outputs
 
     card = (run / "model/README.md").read_text()
-    monkeypatch.setattr(formats, "ProgramModel", Wrong)
+    monkeypatch.setattr(formats, "Graph", Wrong)
     assert run_command("export", run, "--format", "torch_export", "--output", tmp_path / "new") == 1
     message = "the torch_export export differs from the run: an output by 2.5e-01 on 5 rows, at most 1.0e-04 is allowed"
     assert message in capsys.readouterr().err
@@ -191,9 +191,10 @@ def test_wrong_requests_are_rejected_before_a_model_is_loaded(run, tmp_path, mon
     assert not (tmp_path / "new").exists()
 
 
-def test_a_single_graph_does_not_generate():
+def test_a_single_graph_does_not_generate(monkeypatch):
+    monkeypatch.setattr(generating, "load_graph", lambda *_: None)
     with pytest.raises(InputError, match=r"--format: .*zip or merged"):
-        Graph().generate()
+        Graph(Path("model.onnx"), []).generate()
 
 
 MBART = (

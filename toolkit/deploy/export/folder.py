@@ -119,10 +119,10 @@ def export_folder(request: Request) -> None:
             tolerance = TOLERANCE if chosen is None else chosen.tolerance
             parity = measure(run, written.model, data, folder, request.format, tolerance, written.notes)
             parity.check()
-            usage = None if chosen is None else chosen.usage(written.names if _is_pair(run) else [MODEL])
+            usage = None if chosen is None else chosen.usage([*written.names] if _is_pair(run) else [MODEL])
             _describe(request, run, parity, folder, usage)
             if chosen is not None and template is not None:
-                _write_script(run, template, folder, chosen, written.names)
+                _write_script(run, template, folder, chosen, written)
             facts = read_json(RunFolder(request.run_folder).facts)
             shorten_paths(folder, private_paths(request.run_folder, cfg, facts))
     except OSError as error:
@@ -202,12 +202,12 @@ def _graph(run: TrainedRun, plain: Path, folder: Path, chosen: Format, data: Eva
 
 def _is_pair(run: TrainedRun) -> bool:
     """Returns whether the model generates with an encoder and a decoder, which are two graphs."""
-    return run.task.auto_model(run.bare_model.config) == "AutoModelForSeq2SeqLM"
+    return run.task.auto_model(run.bare_model.config) in ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
 
 
-def _write_script(run: TrainedRun, template: str, folder: Path, chosen: Format, names: Sequence[str]) -> None:
+def _write_script(run: TrainedRun, template: str, folder: Path, chosen: Format, written: Written) -> None:
     """Writes the script of a graph; for an encoder-decoder, it contains the classes that generate with two graphs."""
-    libraries, values = chosen.libraries, {"names": names, "program": chosen.module == "torch"}
+    libraries, values = chosen.libraries, {"names": written.names, "program": chosen.module == "torch"}
     if _is_pair(run):
         libraries = tuple(dict.fromkeys((*libraries, "torch")))
         values["generating"] = generating_code()

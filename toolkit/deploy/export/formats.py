@@ -10,53 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from toolkit.base.errors import InputError
 from toolkit.deploy.export.graph import Example, quiet_exporters
 
 
 class Graph(nn.Module):
-    """A model of which only the forward pass was exported."""
+    """A model of which only the forward pass was exported, with the names of its inputs."""
+
+    def __init__(self, file: Path, names: Sequence[str]) -> None:
+        super().__init__()
+        from toolkit.deploy.export.generating import load_graph
+
+        self._graph = load_graph(file, names)
+
+    def forward(self, **inputs: Any) -> Any:
+        """Returns the outputs for a batch of the toolkit, as a model of transformers does."""
+        from transformers.utils import ModelOutput
+
+        return ModelOutput(self._graph(**inputs))
 
     def generate(self, *arguments: Any, **settings: Any) -> Any:
         """Raises an InputError."""
         raise InputError("--format: this task generates text with its model, which a graph does not; use zip or merged")
-
-
-class OnnxModel(Graph):
-    """A model that ONNX Runtime runs on the CPU, with the names of its inputs and outputs."""
-
-    def __init__(self, file: Path, names: list[str], outputs: list[str]) -> None:
-        super().__init__()
-        import onnxruntime
-
-        self._session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-        self._names, self._outputs = names, outputs
-
-    def forward(self, **inputs: Any) -> Any:
-        """Returns the outputs for a batch of the toolkit, as a model of transformers does."""
-        found = self._session.run(self._outputs, {name: inputs[name].numpy() for name in self._names})
-        return _output(dict(zip(self._outputs, map(torch.from_numpy, found), strict=True)))
-
-
-class ProgramModel(Graph):
-    """A program of `torch.export`, with the names of its inputs."""
-
-    def __init__(self, file: Path, names: list[str]) -> None:
-        super().__init__()
-        # In a tuple, so that it is no part of this module: a program has no `eval`.
-        self._program, self._names = (torch.export.load(file).module(),), names
-
-    def forward(self, **inputs: Any) -> Any:
-        """Returns the outputs for a batch of the toolkit, as a model of transformers does."""
-        return _output(self._program[0](**{name: inputs[name] for name in self._names}))
-
-
-def _output(found: dict[str, Tensor]) -> Any:
-    from transformers.utils import ModelOutput
-
-    return ModelOutput(found)
 
 
 TOLERANCE = 1e-4
@@ -67,11 +44,11 @@ MODEL = "model"
 
 @dataclass(frozen=True)
 class Written:
-    """A model loaded back from its format, notes for `parity.json`, and names of its inputs or of its two graphs."""
+    """A model loaded back from its format, notes for `parity.json`, and names of its inputs, or by graph of two."""
 
     model: nn.Module
     notes: Mapping[str, Any]
-    names: Sequence[str]
+    names: Sequence[str] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -111,7 +88,7 @@ def _write_program(example: Example, folder: Path, name: str) -> Written:
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # with paths of this machine
         torch.export.save(program, file)
-        return Written(ProgramModel(file, list(inputs)), {}, list(inputs))
+        return Written(Graph(file, list(inputs)), {}, list(inputs))
 
 
 def _write_onnx(example: Example, folder: Path, name: str) -> Written:
@@ -127,7 +104,7 @@ def _write_onnx(example: Example, folder: Path, name: str) -> Written:
         assert program is not None
         ClearMetadataAndDocStringPass()(program.model)  # stack traces, with paths of this machine
         program.save(str(file))
-        return Written(OnnxModel(file, list(inputs), example.outputs), {}, list(inputs))
+        return Written(Graph(file, list(inputs)), {}, list(inputs))
 
 
 def _write_int8(example: Example, folder: Path, name: str) -> Written:
@@ -152,9 +129,7 @@ def _write_int8(example: Example, folder: Path, name: str) -> Written:
     count = sum(node.op_type == "MatMulInteger" for node in nodes)
     if not count:
         raise InputError("--format int8: the model has no linear layer that can be quantised; use onnx")
-    return Written(
-        OnnxModel(file, list(example.inputs), example.outputs), {"quantised_layers": count}, list(example.inputs)
-    )
+    return Written(Graph(file, list(example.inputs)), {"quantised_layers": count}, list(example.inputs))
 
 
 def write_pair(chosen: Format, examples: Mapping[str, Example], model: Any, folder: Path) -> Written:
@@ -165,8 +140,9 @@ def write_pair(chosen: Format, examples: Mapping[str, Example], model: Any, fold
     model.generation_config.save_pretrained(folder)
     notes = {name: sum(graph.notes[name] for graph in graphs) for name in graphs[0].notes}
     generation = copy.deepcopy(model.generation_config)
-    whole = TwoGraphs(copy.deepcopy(model.config), generation, *(graph.model for graph in graphs))
-    return Written(whole, notes, list(examples))
+    names = {name: graph.names for name, graph in zip(examples, graphs, strict=True)}
+    first, parts = next(iter(graphs[0].names)), [graph.model for graph in graphs]
+    return Written(TwoGraphs(copy.deepcopy(model.config), generation, first, *parts), notes, names)
 
 
 _FOR_ONNX = (

@@ -73,26 +73,32 @@ def example_of(model: nn.Module, batch: Batch) -> Example:
         outputs = list(forward(**inputs))
     if not outputs:
         raise InputError(f"--format: the model returns none of {', '.join(OUTPUTS)}; use zip or merged")
-    masked = inputs["attention_mask"].shape if "attention_mask" in inputs else ()  # features of recordings are, too
-    lengths = {name: "length" for name, each in inputs.items() if each.dim() == 3 and each.shape[:2] == masked}
-    return Example(forward, inputs, outputs, lengths)
+    return Example(forward, inputs, outputs, _lengths(inputs))
 
 
 def examples_of_pair(model: Any, batch: Batch) -> dict[str, Example]:
     """Returns the encoder and the decoder of such a model with their inputs, by Optimum's file names."""
     inputs = _repeated(batch)
-    source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    encoder = Forward(model.get_encoder(), list(source), {}, [STATES]).eval()
+    target = {name: inputs.pop(name) for name in TARGET if name in inputs}
+    encoder = Forward(model.get_encoder(), list(inputs), {}, [STATES]).eval()
     with torch.no_grad():
-        states = encoder(**source)[STATES]
-    lengths = {"encoder_hidden_states": "length"} | dict.fromkeys(TARGET, "target_length")
-    given = {"encoder_hidden_states": states, "attention_mask": source["attention_mask"]}
-    given |= {name: inputs[name] for name in TARGET}
+        states = encoder(**inputs)[STATES]
+    of_texts, mask = "input_ids" in inputs, {name: each for name, each in inputs.items() if name == "attention_mask"}
+    given = {"encoder_hidden_states": states, **mask, **target}
+    lengths = dict.fromkeys(target, "target_length")
+    if mask:  # or inputs have one length, to which the clips are padded
+        lengths["encoder_hidden_states"] = "length" if of_texts else "states"
     decoder = Forward(_AfterEncoder(model), list(given), {"use_cache": False}, ["logits"]).eval()
     return {
-        "encoder_model": Example(encoder, source, [STATES]),
+        "encoder_model": Example(encoder, inputs, [STATES], _lengths(inputs)),
         "decoder_model": Example(decoder, given, ["logits"], lengths),
     }
+
+
+def _lengths(inputs: Mapping[str, Tensor]) -> dict[str, str]:
+    """Returns the second dimension of features of recordings that are masked."""
+    masked = inputs["attention_mask"].shape if "attention_mask" in inputs else ()
+    return {name: "length" for name, each in inputs.items() if each.dim() == 3 and each.shape[:2] == masked}
 
 
 class _AfterEncoder(nn.Module):

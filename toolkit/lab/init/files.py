@@ -123,7 +123,7 @@ def _find(folder: Path, names: tuple[str, ...], like: Path) -> Path | None:
     """Returns the entry of a folder whose name is one of these words, else the only one that begins with one.
 
     A table comes before a folder of the same name, as it is about the files in there. If `like` is a file, entries have
-    its format; if it is a folder, InputError is raised if several are as good and one is a file: folders may be classes.
+    its format; if it is a folder, InputError is raised if several are as good and one is a file (not classes).
     """
     entries = sorted(each for each in folder.iterdir() if re.split(r"[^a-z]", each.stem.lower())[0] in names)
     if like.is_file():
