@@ -34,7 +34,7 @@ from toolkit.api.batch import (
     Row,
 )
 from toolkit.api.task import Task
-from toolkit.base.errors import ConfigError, InputError
+from toolkit.base.errors import ConfigError
 from toolkit.config.fields import Column
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
 from toolkit.main import main
@@ -306,17 +306,27 @@ class SpeechRecognition(Task):
         most = num_new_tokens(model.config, options.max_target_length, prefix)
         return {"max_new_tokens": most, "num_beams": options.num_beams, **options.generation}
 
+    def pretrained_options(self, config: PreTrainedConfig, processor: Processor) -> Mapping[str, Any]:
+        """Returns the language whose adapters are loaded, for MMS; a folder of a run has no files of adapters."""
+        language, folder = getattr(processor.tokenizer, "target_lang", None), Path(config._name_or_path)
+        merged = folder.is_dir() and not any(folder.glob("adapter.*"))
+        adapted = language is not None and getattr(config, "adapter_attn_dim", None) is not None and not merged
+        return {"target_lang": language} if adapted else {}
+
     def generation_fields(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         if self.state["ctc"]:
             return {}
         if self.options.word_times and not getattr(model.generation_config, "alignment_heads", None):
             why = "has no alignment_heads in its generation config, by which times are found; published Whispers have"
             raise ConfigError([f"task.word_times: received true, but this {model.config.model_type} {why}"])
-        tokenizer, start, options = processor.tokenizer, self.state["start"], self.options
-        first = prefix(tokenizer, start, options.language or "en", options.task)
+        tokenizer, options = processor.tokenizer, self.options
         language = None if "language" in self.cfg.data.columns else options.language
-        own = generation_fields(tokenizer, language, options.task, start)
-        return own | self._generation(model, len(first))
+        own = generation_fields(tokenizer, language, options.task, self.state["start"])
+        return own | self._generation(model, len(self._prefix(tokenizer)))
+
+    def _prefix(self, tokenizer: Any) -> list[int]:
+        """Returns the decoder's first tokens, of English where rows have languages."""
+        return prefix(tokenizer, self.state["start"], self.options.language or "en", self.options.task)
 
     def decode(self, predictions: Predictions, data: EvalData) -> list[Record]:
         from toolkit.modalities import audio
@@ -372,19 +382,13 @@ class SpeechRecognition(Task):
     def script(self) -> str:
         return "speech_recognition"
 
-    def graph_script(self) -> str:
-        if self.state["ctc"]:
-            return self.script()
-        raise InputError(
-            "--format: an encoder-decoder writes token by token, and has graphs only for texts; use zip or merged"
-        )
-
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         import re
         from inspect import getsource
 
         return {
             "ctc": self.state["ctc"],
+            "prefix": [] if self.state["ctc"] else self._prefix(processor.tokenizer),
             "spans": re.sub(' *""".*?"""\n', "", getsource(spans), flags=re.DOTALL).strip(),
             "sizes": chunks(processor.feature_extractor, self.options, self.state["steps"]),
             "overlaps": self.options.stride_length_s != 0,
@@ -749,8 +753,9 @@ def generate(
     given: dict[str, Any] = {"prefixes": prefixes}
     if own.config.model_type == "whisper":
         given["states"] = outputs.encoder_last_hidden_state
-    else:  # which need more of their encoder than its states
-        given |= {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
+    else:  # which need more of their encoder than its states, and call it without the hooks of the forward pass
+        source = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
+        given |= {name: each.to(own.dtype) if each.is_floating_point() else each for name, each in source.items()}
     if frames is None:
         return _generated(own, **given, **settings)
     # Alone, because the times of a row depend on what the longest transcript of its batch adds to it.

@@ -215,7 +215,8 @@ def _deciding(cfg: Config, task: Task) -> Mapping[str, str]:
 def _trainable_model(
     cfg: Config, task: Task, inputs: Inputs, mesh: Mesh, accelerator: Accelerator, output_dir: Path, float64: bool
 ) -> PreTrainedModel:
-    model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
+    further = task.pretrained_options(inputs.model_config, inputs.processor)
+    model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model, further)
     model = with_generation(model, task.generation_fields(model, inputs.processor))
     model = in_float64(model) if float64 else model
     return make_trainable(model, cfg, inputs.auto_model, accelerator, output_dir, inputs.resolved)

@@ -9,12 +9,23 @@ import pytest
 import torch
 from audio_files import encoded, tone
 from datasets import Dataset
-from runs import ROOT, SGD, assert_same_weights, assert_splits_agree, predictions, shipped, train, weights
+from runs import (
+    FLOAT64,
+    ROOT,
+    SGD,
+    assert_close,
+    assert_same_weights,
+    assert_splits_agree,
+    predictions,
+    shipped,
+    train,
+    weights,
+)
 from stopping import StoppedError, stopper
 
 from toolkit.api.batch import IGNORE_INDEX
 from toolkit.api.random import RowRandom
-from toolkit.base.errors import ConfigError, DataError
+from toolkit.base.errors import ConfigError, DataError, InputError
 from toolkit.data.table import FILE, NUMBER
 from toolkit.deploy.trained import load
 
@@ -61,6 +72,25 @@ def test_both_engines_train_alike(config, tmp_path):
     for engine in ("loop", "trainer"):
         train(config, tmp_path / engine, *SHORT, f"engine={engine}")
     assert_same_weights(tmp_path / "loop", tmp_path / "trainer")
+
+
+@pytest.mark.parametrize(
+    ("config", "switch"),
+    [
+        (CTC, "train.unpadded=true"),  # Whisper's rows have one length
+        (CTC, "train.activation_checkpointing=full"),
+        (WHISPER, "train.max_tokens_per_batch=20000"),
+        (CTC, "train.max_tokens_per_batch=20000"),
+        (WHISPER, "train.activation_checkpointing=full"),
+    ],
+)
+@pytest.mark.fast(3)
+def test_switches_of_speed_and_memory_change_nothing(config, switch, tmp_path):
+    padded = "train.unpadded=false"
+    for name, switches in (("plain", [padded]), ("switched", [padded, switch])):
+        train(config, tmp_path / name, *SHORT, *switches, double=True)
+    one, other = weights(tmp_path / "plain"), weights(tmp_path / "switched")
+    assert_close({k: v.tolist() for k, v in one.items()}, {k: v.tolist() for k, v in other.items()}, FLOAT64)
 
 
 @KINDS
@@ -123,6 +153,41 @@ def test_a_pretrained_encoder_without_vocabulary_gets_that_of_the_transcripts(tm
     assert predictions(tmp_path / "run") == predictions(tmp_path / "other")
 
 
+def test_the_adapters_of_the_language_are_loaded_and_only_they_and_the_head_are_trained(tmp_path, capsys):
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, Wav2Vec2CTCTokenizer, Wav2Vec2ForCTC
+
+    train(CTC, tmp_path / "old", *FEW)
+    mms, special = tmp_path / "mms", ["<pad>", "<s>", "</s>", "<unk>", "|"]
+    letters = {"eng": "abc", "fra": "aeiuwy"}
+    tokens = {name: {each: place for place, each in enumerate([*special, *own])} for name, own in letters.items()}
+    config = AutoConfig.from_pretrained(tmp_path / "old" / "model", adapter_attn_dim=4, vocab_size=8)
+    model = Wav2Vec2ForCTC(config)
+    model.save_pretrained(mms)
+    (mms / "vocab.json").write_text(json.dumps(tokens))
+    load(tmp_path / "old").processor.feature_extractor.save_pretrained(mms)
+    Wav2Vec2CTCTokenizer(str(mms / "vocab.json"), target_lang="eng").save_pretrained(mms)
+    model.lm_head = torch.nn.Linear(model.lm_head.in_features, 11)
+    model.init_adapter_layers()
+    adapters = {name: each.detach().clone() for name, each in model._get_adapters().items()}
+    save_file(adapters, mms / "adapter.fra.safetensors")
+
+    frozen = "feature_* encoder.pos* encoder.layer_norm* *attention* *feed* *layers*layer_norm*"
+    freeze = f"model.freeze=[{','.join(f'wav2vec2.{each}' for each in frozen.split())}]"
+    settings = (*FEW, *pretrained(mms), "task.language=fra", "train.learning_rate=1.0e-9", freeze)
+    train(CTC, tmp_path / "run", *settings)
+    found = weights(tmp_path / "run")
+    assert f"training {sum(each.numel() for each in adapters.values()):,} of" in capsys.readouterr().out
+    for name, each in adapters.items():
+        torch.testing.assert_close(found[name], each, rtol=0, atol=1e-7)
+    assert any(not torch.equal(found[name], each) for name, each in adapters.items())
+    assert predictions(tmp_path / "run")
+    train(CTC, tmp_path / "again", *FEW, *pretrained(tmp_path / "run" / "model"), "task.language=fra")
+    (mms / "vocab.json").write_text(json.dumps(tokens | {"swe": tokens["fra"]}))
+    with pytest.raises(InputError, match=r"adapter\.swe"):
+        train(CTC, tmp_path / "other", *settings, "task.language=swe")
+
+
 def test_characters_outside_the_vocabulary_are_counted_and_named(tmp_path, capsys):
     train(CTC, tmp_path / "old", *FEW)
     files = recordings(tmp_path / "data", ["aiya 7", "ewa 7"] * 4)
@@ -169,6 +234,31 @@ def test_rows_of_several_languages_begin_with_their_own(tmp_path):
 def test_other_encoders_train(kind, tmp_path):
     fields = {name: value for name, value in ENCODER.items() if (kind, name) != ("sew-d", "layerdrop")}
     train(CTC, tmp_path / "run", *FEW, f"model.from_config={json.dumps(fields | {'model_type': kind})}")
+    assert all(record["reference"] for record in predictions(tmp_path / "run"))
+
+
+DECODERS = {
+    "moonshine": {
+        "hidden_size": 16, "intermediate_size": 16, "encoder_num_hidden_layers": 1, "decoder_num_hidden_layers": 1,
+        "encoder_num_attention_heads": 2, "decoder_num_attention_heads": 2, "encoder_num_key_value_heads": 2,
+        "decoder_num_key_value_heads": 2, "vocab_size": 300,
+    },
+    "speech_to_text": {
+        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16,
+        "decoder_attention_heads": 2, "decoder_ffn_dim": 16, "conv_channels": 16, "vocab_size": 300,
+        "max_target_positions": 448, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("moonshine", "group normalisation"), ("speech_to_text", "convolutions")])
+@pytest.mark.fast(1)
+def test_other_encoder_decoders_train_and_warn_that_padding_counts(kind, reason, tmp_path, capsys):
+    model = f"model.from_config={json.dumps({'model_type': kind, **DECODERS[kind]})}"
+    train(WHISPER, tmp_path / "run", *FEW, model, "task.language=null", "task.max_target_length=20", double=True)
+    said = capsys.readouterr().out
+    assert "depend on the batch size and the number of processes" in said
+    assert reason in said
     assert all(record["reference"] for record in predictions(tmp_path / "run"))
 
 

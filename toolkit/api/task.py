@@ -384,6 +384,10 @@ class Task(ABC):
         """
         return []
 
+    def pretrained_options(self, config: PreTrainedConfig, processor: Processor) -> Mapping[str, Any]:
+        """Returns further arguments of `from_pretrained` for the weights that a run starts from."""
+        return {}
+
     def generation_fields(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         """Returns fields of the generation config, set whenever a run's model is built, and saved with it."""
         return {}

@@ -74,7 +74,7 @@ def _built(cfg: Config, task: Task, processor: Any, base: Path, run: Path) -> An
     config = load_model_config(source)
     configure_model(config, task, processor, new=cfg.model.from_config is not None)
     auto_model = task.auto_model(config)
-    model = build_model(source, config, auto_model, cfg.seed)
+    model = build_model(source, config, auto_model, cfg.seed, task.pretrained_options(config, processor))
     model = with_generation(model, task.generation_fields(model, processor))
     if cfg.model.peft.method == "none":
         return model

@@ -298,14 +298,15 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
     model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})
     processor = modalities.load(task.modality).load_processor(str(saved), model, task.options)
     config = load_model_config(model)
-    source, adapted = model, cfg.model.peft.method != "none"
+    source, adapted, further = model, cfg.model.peft.method != "none", dict[str, Any]()
     if adapted:
         if problems := adapter_problems(model):
             raise ConfigError(problems)
         base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
         source = source_of_finished(base, cfg.offline_dir)
         on_main(accelerator, require_same_model, source, folder)
-    network = build_model(source, config, task.auto_model(config), cfg.seed)
+        further = {**task.pretrained_options(config, processor)}
+    network = build_model(source, config, task.auto_model(config), cfg.seed, further)
     network = with_generation(network, task.generation_fields(network, processor))
     if adapted:
         network = load_adapters(network, saved)

@@ -366,6 +366,9 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
         return transformers.SeamlessM4TFeatureExtractor(
             feature_size=mels, num_mel_bins=mels, sampling_rate=rate, stride=2
         )
+    if config.model_type == "speech_to_text":
+        mels = config.input_feat_per_channel
+        return transformers.Speech2TextFeatureExtractor(feature_size=mels, num_mel_bins=mels, sampling_rate=rate)
     if config.model_type == "whisper":
         return _fitted(transformers.WhisperFeatureExtractor(config.num_mel_bins, rate), options.audio)
     if config.model_type == "audio-spectrogram-transformer":

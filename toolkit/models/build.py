@@ -93,17 +93,23 @@ def _save(model: PreTrainedModel, folder: Path) -> None:
 
 
 def build_for(
-    mesh: Mesh, accelerator: Accelerator, cfg: Config, config: PreTrainedConfig, auto_model: str
+    mesh: Mesh,
+    accelerator: Accelerator,
+    cfg: Config,
+    config: PreTrainedConfig,
+    auto_model: str,
+    further: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """Builds a run's model; one that is split over processes has its weights on the main process only.
 
     On the other processes it is on the meta device, unless it could not be built there like on the main process.
+    `further` are arguments of `build_model`.
 
     Raises:
         ConfigError: as for `build_model`; on every process if the model is split.
         InputError: likewise.
     """
-    arguments = source_of(cfg), config, auto_model, cfg.seed
+    arguments = source_of(cfg), config, auto_model, cfg.seed, further
     if not mesh.is_split:
         with local_main_first(accelerator):
             return build_model(*arguments)
@@ -117,7 +123,7 @@ def build_for(
 
 
 def _build_without_weights(
-    model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int
+    model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int, further: Mapping[str, Any] | None
 ) -> PreTrainedModel | None:
     """Returns the model of `build_model` on the meta device, or None if it cannot be built there."""
     auto_class = getattr(transformers, auto_model)

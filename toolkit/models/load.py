@@ -185,11 +185,13 @@ def build_empty(auto_class: Any, config: PreTrainedConfig, **options: Any) -> Pr
     return model
 
 
-def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int) -> PreTrainedModel:
+def build_model(
+    model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int, further: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
     """Loads pretrained weights, or creates new ones, in float32; the `seed` must be the same on all processes.
 
     The configuration was completed by task and processor; `auto_model` names an auto class, for example
-    `AutoModelForQuestionAnswering`.
+    `AutoModelForQuestionAnswering`, and `further` are more arguments of its `from_pretrained`.
 
     Raises:
         ConfigError: if `model.from_config` is invalid, or the model does not support the attention implementation.
@@ -212,6 +214,7 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
         auto_class.from_pretrained, name, config=config, revision=model.revision or "main", use_safetensors=True,
         dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
         trust_remote_code=model.trust_remote_code, **quantization(model, config, auto_class), **attending,
+        **(further or {}),
     )  # fmt: skip
     files: list[str] = []
     try:
@@ -355,8 +358,12 @@ def batch_dependence(model: nn.Module) -> list[str]:
     reasons, config = [], getattr(model, "config", None)
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         reasons.append("batch normalisation computes its statistics per micro-batch")
-    if getattr(config, "feat_extract_norm", None) == "group":
-        reasons.append("group normalisation over time (feat_extract_norm=group) includes padding in its statistics")
+    groups = any(isinstance(module, nn.GroupNorm) for module in model.modules())
+    read = getattr(model, "main_input_name", None)
+    if groups and read == "input_values":  # waveforms
+        reasons.append("group normalisation over time includes padding in its statistics")
+    if read == "input_features" and len(getattr(config, "conv_kernel_sizes", None) or ()) > 1:  # Speech2Text
+        reasons.append("the second of its convolutions over time reads padding as sound")
     if getattr(config, "summary_type", None) == "last":
         reasons.append("it classifies by the last position, which is padding in all but the longest rows")
     return reasons
