@@ -209,7 +209,11 @@ def test_what_is_named_train_in_a_folder_is_its_table_then_its_folder_and_doubt_
     assert chosen() == ["train.csv", "validation"]
     (folder / "train.csv").rename(folder / "train_list.csv")
     (folder / "train").rename(folder / "train_clips")
-    assert "train_clips and train_list.csv begin with 'train'" in refusal(capsys, tmp_path, folder)
+    assert "train_clips and train_list.csv could each hold the training rows" in refusal(capsys, tmp_path, folder)
+    (folder / "train_clips").rename(folder / "train")
+    for name in ("dev.csv", "valid.csv"):
+        table(folder / name, ["audio", "label"], clips)
+    assert "dev.csv and valid.csv could each hold the validation rows" in refusal(capsys, tmp_path, folder)
 
 
 def test_answers_replace_guesses(tmp_path, monkeypatch, capsys) -> None:

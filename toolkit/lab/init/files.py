@@ -132,5 +132,7 @@ def _find(folder: Path, names: tuple[str, ...], like: Path) -> Path | None:
     best = [each for each in exact if each.is_file()] or exact or entries
     if len(best) > 1 and like.is_dir() and any(map(Path.is_file, best)):
         listed = join([each.name for each in best], "and")
-        raise InputError(f"{folder}: {listed} begin with {names[0]!r}; name the one that holds its rows")
+        kind = "training" if "train" in names else names[0]
+        named = "name a file for training, and others as data.validation_file and data.test_file"
+        raise InputError(f"{folder}: {listed} could each hold the {kind} rows; {named}")
     return best[0] if len(best) == 1 else None
