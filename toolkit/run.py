@@ -36,6 +36,7 @@ from toolkit.engine import fit, import_all
 from toolkit.engine.non_finite import GoBack, NonFiniteParameters
 from toolkit.models.build import build_for, in_float64, make_trainable
 from toolkit.models.load import with_generation
+from toolkit.models.parts import freeze_modules
 from toolkit.prepare.auto import saves_in_background
 from toolkit.prepare.inputs import Inputs, read_inputs
 from toolkit.report.facts import write_start
@@ -218,5 +219,6 @@ def _trainable_model(
     further = task.pretrained_options(inputs.model_config, inputs.processor)
     model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model, further)
     model = with_generation(model, task.generation_fields(model, inputs.processor))
+    freeze_modules(model, task.unread)
     model = in_float64(model) if float64 else model
     return make_trainable(model, cfg, inputs.auto_model, accelerator, output_dir, inputs.resolved)

@@ -79,6 +79,8 @@ class Task(ABC):
     """Rules that `toolkit calibrate` can fit; none if it cannot calibrate."""
     error_name: str = ""
     """Name of the first number of `error`."""
+    unread: ClassVar[Sequence[str]] = ()
+    """Names of the model's modules that `forward` does not use, for instance `pooler`: they are saved, not trained."""
     reference: ClassVar[str] = ""
     """Key of a record's reference, beside `prediction`, for `eval.metrics`; empty if records have no answers."""
 
@@ -187,6 +189,19 @@ class Task(ABC):
             batch: the micro-batch, on the model's device.
         """
         return model(**batch["inputs"])
+
+    def window_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Returns a scalar, the loss summed over the items of a whole window, whose rows depend on each other.
+
+        For losses that compare each row with all others of its step, whatever the micro-batches and processes. A task
+        that overrides it returns one tensor from `forward`, whose memory for all rows of a window must suffice, and
+        `loss_sum` is this loss of the rows of a single batch. Local SGD and pipelines cannot train it.
+
+        Args:
+            outputs: `[N, ...]`, what `forward` returned for all rows of the window.
+            labels: `[N, ...]`, their labels; rows whose labels are ignored are placeholders.
+        """
+        raise TypeError(f"{type(self).__name__} has no window_loss")
 
     def count_items(self, batch: Batch) -> Tensor:
         """Returns a scalar, the divisor of the summed loss: the number of items, or the sum of their weights.

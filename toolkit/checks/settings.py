@@ -46,6 +46,16 @@ def _pipeline_problems(case: Case) -> Iterator[str]:
         )
 
 
+def _window_problems(case: Case) -> Iterator[str]:
+    train = case.cfg.train
+    given = [f"train.strategy: received {train.strategy!r}"] if train.strategy == "local_sgd" else []
+    if train.auto_batch_size and (case.processes or 1) > 1:
+        given.append(f"train.auto_batch_size: received true with {case.processes} processes")
+    if case.task.has("window_loss"):
+        why = "all processes must compare the rows of a window at the same time"
+        yield from (f"{each}, but the loss compares all rows of a window, and {why}; remove it" for each in given)
+
+
 def _budget_problems(section: str, rows: str, case: Case) -> Iterator[str]:
     tokens = getattr(case.cfg, section).max_tokens_per_batch
     if tokens is not None and not case.task.unit:
@@ -111,6 +121,8 @@ WITH_TASK = (
     Check("task", "train.train_sampling_strategy", ("train.train_sampling_strategy", "task"), _sampling_problems),
     Check("task", "train.snapshot_ensemble", ("train.snapshot_ensemble", "task"), _ensemble_problems),
     Check("task", "parallel.pipeline", ("parallel.pipeline", "task"), _pipeline_problems),
+    Check("task", "train.strategy, train.auto_batch_size", ("train.strategy", "train.auto_batch_size", "task"),
+          _window_problems),
     *(
         Check("task", f"{section}.max_tokens_per_batch", (f"{section}.max_tokens_per_batch", "task"),
               partial(_budget_problems, section, rows))

@@ -27,7 +27,7 @@ from toolkit.deploy.trained import read_settings
 from toolkit.models.adapters import add_adapters, merged
 from toolkit.models.load import build_model, load_model_config, with_generation
 from toolkit.models.origin import require_same_model
-from toolkit.models.parts import freeze
+from toolkit.models.parts import freeze, freeze_modules
 from toolkit.models.save import write_model
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
@@ -76,6 +76,7 @@ def _built(cfg: Config, task: Task, processor: Any, base: Path, run: Path) -> An
     auto_model = task.auto_model(config)
     model = build_model(source, config, auto_model, cfg.seed, task.pretrained_options(config, processor))
     model = with_generation(model, task.generation_fields(model, processor))
+    freeze_modules(model, task.unread)
     if cfg.model.peft.method == "none":
         return model
     if cfg.model.from_config is not None:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from toolkit.api.batch import Batch, logits_at_labels, to_device
+from toolkit.api.batch import Batch, ModelOutput, logits_at_labels, to_device
+from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
 from toolkit.base.shards import full, is_split, local
-from toolkit.distributed.collectives import sum_dtype
+from toolkit.distributed.collectives import data_sum, sum_dtype
 from toolkit.system.phases import phase
 
 
 def accumulate(
     accelerator: Accelerator,
+    mesh: Mesh,
     task: Task,
     model: nn.Module,
     window: Sequence[Batch],
@@ -31,8 +35,13 @@ def accumulate(
 ) -> torch.Tensor:
     """Adds up the gradient of this rank's part of a window, from summed losses.
 
+    A loss of the whole window (`Task.window_loss`) takes two passes, as in Gao et al. 2021, arXiv 2101.06983: one
+    without gradients, whose outputs are gathered and differentiated, and one that passes their gradient on to the
+    parameters. Both draw the same random numbers.
+
     Args:
         accelerator: the run's Accelerator.
+        mesh: arrangement of the processes.
         task: computes the summed loss.
         model: the prepared model.
         window: this rank's micro-batches, on the CPU.
@@ -43,15 +52,80 @@ def accumulate(
         backward: computes the gradient of a scaled loss; by default the Accelerator.
 
     Returns:
-        This rank's summed loss, a detached scalar.
+        This rank's summed loss, a detached scalar; of the whole window's loss, an equal share.
     """
     total = torch.zeros((), dtype=sum_dtype(accelerator.device), device=accelerator.device)
-    for number, batch in enumerate(window, start=1):
-        last = number == len(window)
+    whole = None
+    if task.has("window_loss") and (len(window) > 1 or mesh.data_size > 1):
+        whole = _whole_window(accelerator, mesh, task, model, window, beat)
+        total += whole.loss
+    for place, batch in enumerate(window):
+        last = place == len(window) - 1
         with exchange(last) if exchange else nullcontext() if last else accelerator.no_sync(model):
-            total += micro_batch(accelerator, task, model, batch, scale, backward)
+            if whole is None:
+                total += micro_batch(accelerator, task, model, batch, scale, backward)
+            else:
+                seed_all(whole.seeds[place])
+                micro_batch(accelerator, task, model, batch, scale, backward, whole.surrogate(place))
         beat()
     return total
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """What the first pass over a window found: this rank's share of its loss, and of its outputs, by micro-batch."""
+
+    loss: Tensor
+    gradients: Sequence[Tensor]
+    seeds: Sequence[int]
+
+    def surrogate(self, place: int) -> Callable[[ModelOutput, Batch], Tensor]:
+        """Returns a function of a micro-batch's outputs that has the gradient of the window's loss."""
+        return lambda outputs, batch: (outputs * self.gradients[place]).sum()
+
+
+def _whole_window(
+    accelerator: Accelerator,
+    mesh: Mesh,
+    task: Task,
+    model: nn.Module,
+    window: Sequence[Batch],
+    beat: Callable[[], None],
+) -> _Whole:
+    seeds: list[int] = torch.randint(2**62, (len(window),)).tolist()
+    outputs, labels = list[Tensor](), list[Tensor]()
+    with torch.no_grad(), kept_buffers(model), phase("forward"):
+        for seed, batch in zip(seeds, window, strict=True):
+            seed_all(seed)
+            batch = to_device(batch, accelerator.device)
+            outputs.append(task.forward(model, batch))
+            labels.append(batch["labels"])
+            beat()
+    sizes = [len(each) for each in outputs]
+    found, begin = _of_all(accelerator, mesh, torch.cat(outputs))
+    found.requires_grad_()
+    with phase("forward"):
+        loss = task.window_loss(found, _of_all(accelerator, mesh, torch.cat(labels))[0])
+    with phase("backward"):
+        (gradient,) = torch.autograd.grad(loss, found)
+    own = gradient[begin : begin + sum(sizes)].split(sizes)
+    return _Whole(loss.detach() / mesh.data_size, own, seeds)
+
+
+def _of_all(accelerator: Accelerator, mesh: Mesh, own: Tensor) -> tuple[Tensor, int]:
+    """Returns the rows `[N, ...]` of all data ranks, each once, and the place where this rank's begin."""
+    if mesh.data_size == 1:
+        return own, 0
+    lengths = [0.0] * mesh.data_size
+    lengths[mesh.data_rank] = float(len(own))
+    ends = [int(end) for end in itertools.accumulate(data_sum(accelerator, mesh, *lengths), initial=0)]
+    begin, end = ends[mesh.data_rank : mesh.data_rank + 2]
+    found = own.new_zeros(ends[-1], *own.shape[1:])
+    if mesh.counts:
+        found[begin:end] = own
+    with phase("exchange"):
+        gathered: Tensor = accelerator.reduce(found, reduction="sum")
+    return gathered, begin
 
 
 def micro_batch(
@@ -61,10 +135,11 @@ def micro_batch(
     batch: Batch,
     scale: float,
     backward: Callable[[torch.Tensor], object] | None = None,
+    loss_sum: Callable[[ModelOutput, Batch], Tensor] | None = None,
 ) -> torch.Tensor:
     """Adds one micro-batch's part of a window's gradient; returns its summed loss, a detached scalar.
 
-    Arguments as for `accumulate`; `backward` is None for the Accelerator's.
+    Arguments as for `accumulate`; `backward` is None for the Accelerator's, and `loss_sum` for the task's.
     """
     empty = bool((batch["row_ids"] < 0).all())
     with kept_buffers(model) if empty else nullcontext():
@@ -72,7 +147,7 @@ def micro_batch(
             batch = to_device(batch, accelerator.device)
             with logits_at_labels(batch):
                 outputs = task.forward(model, batch)
-            loss = task.loss_sum(outputs, batch)
+            loss = (loss_sum or task.loss_sum)(outputs, batch)
         with phase("backward"):
             (backward or accelerator.backward)(loss * scale)
     return loss.detach()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
 from toolkit.models.fast_dropout import FastDropout, is_chosen, use_fast_dropout
 from toolkit.models.load import build_model
-from toolkit.models.parts import freeze, head_at_labels
+from toolkit.models.parts import freeze, freeze_modules, head_at_labels
 from toolkit.models.unpadded.families import LAYERDROP, choose
 from toolkit.models.unpadded.layers import NAMES, install
 from toolkit.optim.optimizers import build_optimizer
@@ -244,6 +244,7 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
         if cfg.model.peft.method != "none":
             with movable_fakes():
                 model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
+        freeze_modules(model, subject.task.unread)
         freeze(model, cfg.model)
         head_at_labels(model)
         chosen = is_chosen(cfg.train, subject.device) and not subject.fused_attention
@@ -306,18 +307,34 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
         model.forward = convert_outputs_to_fp32(model.forward)
     precision = torch.autocast(subject.device.type, dtype) if dtype is not None else nullcontext()
     offload = OffloadedActivations(model) if subject.cfg.train.activation_offload else nullcontext()
+    loss_sum = subject.task.loss_sum
+    if subject.task.has("window_loss") and subject.window > 1:
+        loss_sum = _first_pass(subject, model, batch, ledger, precision)
     with offload:
         with precision, logits_at_labels(batch):
             outputs = subject.task.forward(model, batch)
         ledger.name(_tensors(outputs), "logits")
         ledger.name_rest("activations")
         with ledger.naming("logits"):
-            loss = subject.task.loss_sum(outputs, batch)
+            loss = loss_sum(outputs, batch)
     del outputs
     kept = {kind: ledger.alive[kind] for kind in KEPT}
     (loss * 1.0).backward()
     del loss
     return kept | {"flops": ledger.flops, "recomputed": ledger.recomputed}
+
+
+def _first_pass(
+    subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger, precision: AbstractContextManager[Any]
+) -> Callable[[Any, Batch], Tensor]:
+    """Runs the pass that finds the gradient of a whole window's outputs; returns the loss of the second pass."""
+    with torch.no_grad(), precision, ledger.recomputing():
+        outputs = subject.task.forward(model, batch)
+    with ledger.naming("logits"):
+        found = torch.cat([outputs] * subject.window).requires_grad_()
+        labels = torch.cat([batch["labels"]] * subject.window)
+        (gradient,) = torch.autograd.grad(subject.task.window_loss(found, labels), found)
+    return lambda outputs, batch: (outputs * gradient[: len(outputs)]).sum()
 
 
 def _update(model: nn.Module, train: TrainConfig, ledger: Ledger) -> tuple[int, int, int]:

@@ -103,6 +103,13 @@ def _has_parameters(module: nn.Module | None) -> bool:
     return module is not None and any(True for _ in module.parameters())
 
 
+def freeze_modules(model: nn.Module, names: Iterable[str]) -> None:
+    """Disables gradients of all modules with these names, at any depth."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in names:
+            module.requires_grad_(False)
+
+
 def freeze(model: PreTrainedModel, settings: ModelConfig) -> None:
     """Disables gradients of all parameters that match `model.freeze` but not `model.unfreeze`.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.base.console import shorten
+from toolkit.metrics.retrieval import correlations, ranking_scores, ranks_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -136,6 +137,55 @@ def _fitted(targets: np.ndarray, found: Any, several: bool) -> list[Any]:
         else:
             models.append(Ridge().fit(found[there], known))
     return models
+
+
+def ranked_by_words(
+    sets: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[Sequence[int]]]],
+) -> Iterator[tuple[str, Scores]]:
+    """Yields rankings by the words that queries and documents share: BM25, and the cosine of their TF-IDF.
+
+    A set has queries, documents, and for each query the places of the documents that answer it.
+    """
+    import bm25s
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    def scored(score: Callable[[Sequence[str], Sequence[str]], Callable[[slice], np.ndarray]]) -> Scores:
+        return {
+            name: ranking_scores(ranks_of(relevant, len(documents), score(queries, documents))[0])
+            for name, (queries, documents, relevant) in sets.items()
+        }
+
+    def bm25(queries: Sequence[str], documents: Sequence[str]) -> Callable[[slice], np.ndarray]:
+        model, words = bm25s.BM25(), [_words(each) for each in documents]
+        model.index(words, show_progress=False)
+        none = np.zeros(len(documents), dtype=np.float32)
+        return lambda part: np.stack([
+            model.get_scores(found) if (found := _words(each)) else none for each in queries[part]
+        ])  # fmt: skip
+
+    def cosines(queries: Sequence[str], documents: Sequence[str]) -> Callable[[slice], np.ndarray]:
+        words = TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
+        table = words.fit_transform(documents).T
+        return lambda part: (words.transform(queries[part]) @ table).toarray()
+
+    yield "BM25", scored(bm25)
+    yield "cosine of TF-IDF", scored(cosines)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def similar_words(texts: Sequence[str], sets: Mapping[str, Dataset]) -> Iterator[tuple[str, Scores]]:
+    """Yields the cosine of the TF-IDF of two texts, whose words are those of the given texts, as their similarity."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    words = TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b").fit(texts)
+    found = {}
+    for name, rows in sets.items():
+        one, other = (words.transform(rows[column][:]) for column in ("text", "text_pair"))
+        found[name] = correlations(np.asarray(one.multiply(other).sum(1)).ravel(), rows["score"][:])
+    yield "cosine of TF-IDF", found
 
 
 def frequent_text(

@@ -67,7 +67,7 @@ class AutoBatchSize(Replicas):
         parts: list[Batch] = []
         try:
             parts = [part for batch in window for part in r.split(batch, self.size)]
-            return accumulate(self.accelerator, r.task, self.model, parts, scale, r.beat), None
+            return accumulate(self.accelerator, self.mesh, r.task, self.model, parts, scale, r.beat), None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -202,7 +202,9 @@ class DeepSpeed(Replicas):
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""
         r, backward = self.replica, partial(self.engine.backward, scale_wrt_gas=False)
-        total = accumulate(self.accelerator, r.task, self.engine, window, scale, r.beat, self._exchange, backward)
+        total = accumulate(
+            self.accelerator, self.mesh, r.task, self.engine, window, scale, r.beat, self._exchange, backward
+        )
         self.wire.copy_main(trained_buffers(self.own))
         return total
 

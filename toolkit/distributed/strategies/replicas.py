@@ -28,7 +28,7 @@ class Replicas(Strategy):
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""
         r = self.replica
-        return accumulate(self.accelerator, r.task, r.model, window, scale, r.beat)
+        return accumulate(self.accelerator, self.mesh, r.task, r.model, window, scale, r.beat)
 
     def clip(self, max_norm: float) -> float:
         """Clips the gradient to a norm and returns its norm before clipping."""

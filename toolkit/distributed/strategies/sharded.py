@@ -79,7 +79,7 @@ class Sharded(Split):
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""
         r = self.replica
-        total = accumulate(self.accelerator, r.task, self.model, window, scale, r.beat, self._exchange)
+        total = accumulate(self.accelerator, self.mesh, r.task, self.model, window, scale, r.beat, self._exchange)
         self.complete_tensor_gradients()
         if self.mesh.fsdp == 1:  # FSDP2 has averaged over replicas too
             self.average_over_replicas()
