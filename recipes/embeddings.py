@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -36,12 +36,12 @@ from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
 from toolkit.metrics.retrieval import (
     CORRELATION,
-    RANKING,
+    RETRIEVAL,
     correlation_quality,
     correlations,
-    ranking_quality,
-    ranking_scores,
     ranks_of,
+    retrieval_quality,
+    retrieval_scores,
 )
 from toolkit.metrics.score import Quality, Score
 from toolkit.modalities import text
@@ -196,6 +196,7 @@ class Embeddings(Task):
         "score": _column("how similar they are, a number", scored=True, label=True),
     }
     modality = "text"
+    library = "sentence-transformers"
     unread = ("pooler",)
     answer_columns = ("embedding",)
 
@@ -208,10 +209,12 @@ class Embeddings(Task):
         self.error_name = "" if self.scored else "rank"
         self.state = {"score_range": None} if self.scored else {"negatives": None}
         self.first, self.second = ("text", "text_pair") if self.scored else ("anchor", "positive")
+        self.given = self.first
+        """The column of rows without labels."""
 
     @property
     def scores(self) -> Sequence[Score]:
-        return CORRELATION if self.scored else RANKING
+        return CORRELATION if self.scored else RETRIEVAL
 
     def auto_model(self, config: PreTrainedConfig) -> str:
         return "AutoModel"
@@ -222,7 +225,19 @@ class Embeddings(Task):
         more = {"score": Value("float64")} if self.scored else {"negative": List(Value("string"))}
         return Features({self.first: Value("string"), self.second: Value("string")} | more)
 
+    def for_documents(self) -> Embeddings:
+        task = type(self)(self.cfg)
+        task.state, task.given = self.state, self.second
+        return task
+
+    def read_columns(self) -> dict[str, Column]:
+        columns = super().read_columns()
+        return columns if self.given == self.first else {self.given: replace(columns[self.given], label=False)}
+
     def check_row(self, row: Row, labelled: bool) -> Row:
+        if self.given == self.second:
+            empty: Row = {self.first: None, **({"score": None} if self.scored else {"negative": []})}
+            return {**empty, self.second: checked_text(row[self.second], self.second, f"column {self.second!r}")}
         found: Row = {self.first: checked_text(row[self.first], self.first, f"column {self.first!r}")}
         found[self.second] = (
             checked_text(row[self.second], self.second, f"column {self.second!r}") if labelled else None
@@ -255,7 +270,8 @@ class Embeddings(Task):
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        queries = [self.options.query_prompt + each for each in rows[self.first]]
+        first = self.options.query_prompt if self.given == self.first else self.options.document_prompt
+        queries = [first + each for each in rows[self.given]]
         groups = [[each] for each in queries]
         if labelled:
             most = 0 if self.scored else self.state["negatives"]
@@ -310,7 +326,8 @@ class Embeddings(Task):
         return super().count_items(batch) if self.scored else (labels[:, 0] != IGNORE_INDEX).sum()
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
-        return self.window_loss(outputs, batch["labels"])
+        unlabelled = outputs.shape[1] == 1
+        return outputs.new_zeros(()) if unlabelled else self.window_loss(outputs, batch["labels"])
 
     def window_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         import torch
@@ -332,10 +349,10 @@ class Embeddings(Task):
 
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
         found = predictions["embeddings"]
-        if not len(data.rows) or data.rows[0][self.second] is None:
+        if found.shape[1] == 1:
             pairs = lambda: zip(data.rows, found[:, 0], strict=True)  # noqa: E731
             return LazyRecords(
-                lambda: ({self.first: row[self.first], "embedding": each.tolist()} for row, each in pairs())
+                lambda: ({self.given: row[self.given], "embedding": each.tolist()} for row, each in pairs())
             )
         if self.scored:
             similar = (found[:, 0].astype("float64") * found[:, 1]).sum(-1).tolist()
@@ -357,7 +374,7 @@ class Embeddings(Task):
         return LazyRecords(records)
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
-        found = correlations(*_scores_of(records)) if self.scored else ranking_scores(_ranks_of(records))
+        found = correlations(*_scores_of(records)) if self.scored else retrieval_scores(_ranks_of(records))
         return found | {"loss": self._loss(predictions, data)}
 
     def _loss(self, predictions: Predictions, data: EvalData) -> float:
@@ -374,8 +391,26 @@ class Embeddings(Task):
             )
         return sum(losses) / len(found)
 
+    def model_files(self, config: PreTrainedConfig) -> Mapping[str, Any]:
+        kinds = ["Transformer", "Pooling", *(["Normalize"] if self.options.normalize else [])]
+        modes = {"mean": "mean_tokens", "cls": "cls_token", "last_token": "lasttoken"}
+        pooling = {f"pooling_mode_{mode}": name == self.options.pooling for name, mode in modes.items()}
+        return {
+            "modules.json": [
+                {"idx": place, "name": str(place), "path": f"{place}_{kind}" if place else "",
+                 "type": f"sentence_transformers.models.{kind}"}
+                for place, kind in enumerate(kinds)
+            ],
+            "1_Pooling/config.json": {"word_embedding_dimension": config.hidden_size, **pooling},
+            "sentence_bert_config.json": {"max_seq_length": self.options.max_length, "do_lower_case": False},
+            "config_sentence_transformers.json": {
+                "prompts": {"query": self.options.query_prompt, "document": self.options.document_prompt},
+                "similarity_fn_name": "cosine" if self.options.normalize else "dot",
+            },
+        }  # fmt: skip
+
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
-        return correlation_quality(*_scores_of(records)) if self.scored else ranking_quality(_ranks_of(records))
+        return correlation_quality(*_scores_of(records)) if self.scored else retrieval_quality(_ranks_of(records))
 
     def answer(self, record: Record) -> dict[str, Any]:
         return {"embedding": record["embedding"]}

@@ -37,6 +37,7 @@ from toolkit.config.messages import did_you_mean
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config
 from toolkit.main import main
+from toolkit.metrics.retrieval import RETRIEVAL, grouped_ranks, retrieval_quality, retrieval_scores
 from toolkit.metrics.score import Score
 from toolkit.modalities.mixing import mixed, mixes
 from toolkit.modalities.options import AudioOptions, ImageOptions
@@ -71,6 +72,7 @@ PROBLEM_SETTINGS = {
     "label_separator": ("multi_label_classification", "regression"),
     "decimal": ("regression",),
     "scale_targets": ("regression",),
+    "ranking": ("single_label_classification",),
 }
 """Settings that only some problem types use."""
 
@@ -114,6 +116,9 @@ class ReviewsOptions:
     scale_targets: bool = False
     """Learn numbers in units of their standard deviation, from their mean, both of the training rows (regression). The
     loss is in these units; predictions, scores and the exported script are in that of the labels."""
+    ranking: bool = False
+    """Whether second texts are ranked for each first one, by the probability of the class that sorts last, for instance
+    1 of 0 and 1: scores as in `embeddings` are added, and rows with the same first text stay on one side of a split."""
     class_weights: Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]] = "none"
     """Weight of each class's rows, for instance `{complaint: 3.0}` (1 for others), or `balanced`: rows / (classes x
     rows of the class), as in scikit-learn; the loss is divided by the sum of the weights. With several labels per row,
@@ -227,10 +232,12 @@ class Reviews(Task):
         self.head = HEADS[self.options.problem_type](self.options)
         self.state, self.best_metric, self.error_name = self.head.state, self.head.best_metric, self.head.error_name
         self.answer_columns, self.decision_rules = self.head.answer_columns, self.head.decision_rules
+        if self.options.ranking:
+            self.best_metric = "ndcg_at_10"
 
     @property
     def scores(self) -> Sequence[Score]:
-        return self.head.scores
+        return [*self.head.scores, *(RETRIEVAL if self.options.ranking else ())]
 
     @property
     def inputs(self) -> InputModality:
@@ -311,6 +318,8 @@ class Reviews(Task):
                 f"data: {without:,} of {len(rows):,} training rows have no second text (column {PAIR!r}); all have "
                 f"one, or none. Rows without one are bad rows with data.columns.{PAIR}={PAIR}."
             )
+        if self.options.ranking and (without or len(self.state["labels"]) != 2):
+            raise DataError("task.ranking: needs two texts per row (data.columns.text_pair), and two labels")
         if without and self.options.truncation != "longest_first":
             raise DataError(f"task.truncation: has no effect, because no row has a second text (data.columns.{PAIR})")
         if not without and self.options.long_texts == "windows" and self.options.truncation == "longest_first":
@@ -325,6 +334,9 @@ class Reviews(Task):
 
     def label_notes(self, counts: Mapping[str, int]) -> list[str]:
         return self.head.notes(counts)
+
+    def group_column(self) -> str | None:
+        return "text" if self.options.ranking else None
 
     def class_column(self) -> str | None:
         return "label" if self.head.has_classes else None
@@ -411,7 +423,13 @@ class Reviews(Task):
         return LazyRecords(records)
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
-        return self.head.metrics(predictions["scores"], _targets(data))
+        found = self.head.metrics(predictions["scores"], _targets(data))
+        return found | (retrieval_scores(self._ranks(predictions, data)) if self.options.ranking else {})
+
+    def _ranks(self, predictions: Predictions, data: EvalData) -> list[list[int]]:
+        """Returns the ranks of the right second texts of each first text."""
+        answers = (_targets(data) == len(self.state["labels"]) - 1).tolist()
+        return grouped_ranks(data.rows["text"][:], predictions["scores"][:, -1].tolist(), answers)
 
     def calibrate(self, sets: Mapping[str, tuple[Predictions, EvalData]], promise: Any) -> tuple[dict[str, Any], Any]:
         from toolkit.tasks.heads.decisions import calibrate
@@ -441,7 +459,13 @@ class Reviews(Task):
         }
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
-        return self.head.quality(predictions["scores"], _targets(data))
+        found = self.head.quality(predictions["scores"], _targets(data))
+        if not self.options.ranking:
+            return found
+        ranks = self._ranks(predictions, data)
+        ranked = f"{len(ranks):,} of {len(set(data.rows['text'][:])):,} first texts have right and wrong second texts."
+        intervals = {**found.intervals, **retrieval_quality(ranks).intervals}
+        return replace(found, intervals=intervals, hints=(*found.hints, f"Ranking: {ranked}"))
 
     def baselines(
         self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]

@@ -14,7 +14,7 @@ from toolkit.api.batch import Row
 from toolkit.config.fields import Column
 from toolkit.config.sections import Positive
 from toolkit.main import main
-from toolkit.metrics.rouge import ROUGE, rouge_l, rouge_quality, rouge_scores
+from toolkit.metrics.generation import ROUGE, rouge_l, rouge_quality, rouge_scores
 from toolkit.metrics.score import Score
 from toolkit.tasks.records import checked_text
 from toolkit.tasks.text_to_text import TextToText, TextToTextOptions

@@ -15,8 +15,8 @@ from toolkit.config.fields import Column
 from toolkit.config.sections import Config
 from toolkit.config.templates import named
 from toolkit.main import main
+from toolkit.metrics.generation import TRANSLATION, signatures, translation_quality, translation_scores
 from toolkit.metrics.score import Score
-from toolkit.metrics.translation import TRANSLATION, signatures, translation_quality, translation_scores
 from toolkit.tasks.records import checked_text
 from toolkit.tasks.text_to_text import TextToText, TextToTextOptions
 

@@ -10,7 +10,7 @@ from commands import run_command
 from runs import ROOT, SGD, assert_splits_agree, lines, predictions, train
 
 from toolkit.base.errors import DataError
-from toolkit.metrics.rouge import rouge_scores
+from toolkit.metrics.generation import rouge_scores
 
 TASK = "summarization"
 FEW = ("train.max_steps=2", "data.max_train_samples=12", "data.max_eval_samples=5", "task.max_target_length=16")

@@ -79,6 +79,8 @@ class Task(ABC):
     """Rules that `toolkit calibrate` can fit; none if it cannot calibrate."""
     error_name: str = ""
     """Name of the first number of `error`."""
+    library: ClassVar[str] = "transformers"
+    """Name of the library, on the hub, for which `model_files` are."""
     unread: ClassVar[Sequence[str]] = ()
     """Names of the model's modules that `forward` does not use, for instance `pooler`: they are saved, not trained."""
     reference: ClassVar[str] = ""
@@ -406,6 +408,17 @@ class Task(ABC):
     def generation_fields(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         """Returns fields of the generation config, set whenever a run's model is built, and saved with it."""
         return {}
+
+    def model_files(self, config: PreTrainedConfig) -> Mapping[str, Any]:
+        """Returns the content of JSON files by name, with which `library` loads a run's model without adapters."""
+        return {}
+
+    def for_documents(self) -> Task | None:
+        """Returns the task that embeds documents to search in, from its first column; None if there is none.
+
+        Unlabelled predictions of both tasks are then `embeddings` `[rows, 1, size]`, whose dot products are scores.
+        """
+        return None
 
     def script(self) -> str:
         """Returns the name of a template in `toolkit/deploy/templates`, for a script that needs only transformers.

@@ -54,6 +54,7 @@ GROUPS = {
         "collectives": ("toolkit.commands.plan", "measure the speed of exchanges between processes"),
     },
     "Hand over a finished run": {
+        "mine": ("toolkit.commands.predict", "find texts that are similar to a row's, but do not answer it"),
         "calibrate": ("toolkit.commands.predict", "find when a run's answers are sure enough to use"),
         "predict": ("toolkit.commands.predict", "predict new rows"),
         "export": ("toolkit.commands.deploy", "export a zip, ONNX, torch.export, int8 or merged weights"),

@@ -16,14 +16,14 @@ from toolkit.system.launcher import require_no_launcher
 
 EXPORT_MOST = 256
 """Most rows to compare on."""
-FORMATS = ("zip", "merged", "onnx", "torch_export", "int8")
+FORMATS = ("zip", "merged", "sentence_transformers", "onnx", "torch_export", "int8")
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the format, the output, and the rows to compare on."""
     options.add(parser, "run")
     options.add(parser, "overrides", default_text="as the run; how answers are made")
-    others = "zip; also merged, onnx, torch_export or int8"
+    others = "zip; also merged, sentence_transformers, onnx, torch_export or int8"
     options.add(parser, "--format", type=options.one_of(*FORMATS), default="zip", default_text=others)
     options.add_output(parser, "RUN.zip; for other formats than zip it is a folder, RUN-FORMAT")
     options.add(parser, "--data", default_text="the run's validation rows, to compare the export with the run")

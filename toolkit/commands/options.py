@@ -114,6 +114,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "help": "configuration file of accelerate launch, or the name of one in accelerate_configs, for several "
         "processes",
     },
+    "--corpus": {"metavar": "FILE", "help": "documents to search in, with the column of the run's documents"},
     "--parity-rows": {"type": at_least(1), "metavar": "N", "help": "most rows to compare on, evenly spaced"},
     "--steps": {"type": at_least(1), "metavar": "N", "help": "steps of a run"},
     "--skip": {"metavar": "N", "help": "steps before those that are measured"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import options
 from toolkit.commands.options import Command, open_trained
+
+TOP_K = 10
+"""Documents of a ranking."""
 
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +40,9 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     options.add_output(parser, named)
     parser.add_argument("--threshold", type=options.fraction, metavar="P", help="add the column unsure: score below P")
     parser.add_argument("--all-scores", action="store_true", help="add a column with the score of every class")
+    options.add(parser, "--corpus", default_text="none; the answers are embeddings")
+    parser.add_argument("--top-k", type=options.at_least(1), metavar="K",
+                        help=f"with --corpus, documents per row (default: {TOP_K})")  # fmt: skip
 
 
 def run_predict(arguments: argparse.Namespace) -> None:
@@ -48,7 +55,13 @@ def run_predict(arguments: argparse.Namespace) -> None:
 
     output, contents = _output(arguments), AnswerOptions(arguments.threshold, arguments.all_scores)
     contents.check(read_settings(expanded(arguments.run), arguments.recipe, overrides=arguments.overrides)[1])
+    if arguments.top_k is not None and arguments.corpus is None:
+        raise InputError("--top-k: has no effect without --corpus; remove it")
     run = open_trained(arguments)
+    if arguments.corpus is not None:
+        from toolkit.deploy.search import read_corpus
+
+        contents = replace(contents, ranking=read_corpus(run, arguments.corpus).rankings(arguments.top_k or TOP_K))
     inputs = file_inputs(run, arguments.input) if arguments.input else [text_input(run, arguments.input_text)]
     answer(run, inputs, output, contents, skips_rows=arguments.bad_rows != "error")
     if output is None or not is_first_rank():
@@ -83,6 +96,33 @@ def _output(arguments: argparse.Namespace) -> Path | None:
     check_format(output)
     options.reject_input_as_output(expanded(output), arguments.input or [])
     return output_file(output, arguments.overwrite)
+
+
+def add_mine(parser: argparse.ArgumentParser) -> None:
+    """Adds the run, the rows, the documents and how negatives are chosen."""
+    options.add_run(parser)
+    options.add(parser, "--data", required=True)
+    options.add(parser, "--corpus", default_text="those of --data")
+    options.add_output(parser, "none; .jsonl, .parquet, .csv", required=True)
+    for option, default, meaning in (("--top-k", 50, "documents to look at"), ("--negatives", 5, "negatives")):
+        parser.add_argument(option, type=options.at_least(1), default=default, metavar="N",
+                            help=f"most {meaning} per row (default: {default})")  # fmt: skip
+    margin = "how far a negative's score must be below that of the row's own document (default: any)"
+    parser.add_argument("--margin", type=float, metavar="M", help=margin)
+    parser.add_argument("--pairs", action="store_true", help="write pairs with the label 1 or 0, for a reranker")
+
+
+def run_mine(arguments: argparse.Namespace) -> None:
+    """Writes rows with the most similar documents that do not answer them."""
+    from toolkit.data.writers import check_format
+    from toolkit.deploy.search import Mining, mine
+
+    output = Path(arguments.output)
+    check_format(output)
+    options.reject_input_as_output(expanded(output), [*filter(None, (arguments.data, arguments.corpus))])
+    output = output_file(output, arguments.overwrite)
+    mining = Mining(arguments.top_k, arguments.negatives, arguments.margin, arguments.pairs)
+    mine(open_trained(arguments, skips_rows=True), arguments.data, arguments.corpus, output, mining)
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -175,5 +215,6 @@ def run_calibrate(arguments: argparse.Namespace) -> None:
 COMMANDS = {
     "predict": Command(add_predict, run_predict),
     "evaluate": Command(add_evaluate, run_evaluate),
+    "mine": Command(add_mine, run_mine),
     "calibrate": Command(add_calibrate, run_calibrate),
 }

@@ -1,4 +1,4 @@
-"""Writers of tables: CSV, TSV, Excel, JSON lines and Parquet, chosen by the suffix of the file."""
+"""Writers of tables: CSV, TSV, Excel, JSON lines, Parquet and NumPy, chosen by the suffix of the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OutputRow = Mapping[str, Any]
-NESTED = (".jsonl", ".parquet")
+NESTED = (".jsonl", ".parquet", ".npy")
 """Suffixes of formats whose cells may be lists and mappings."""
 BATCH_ROWS = 1000
 EXCEL_ROWS, EXCEL_CHARS = 2**20, 2**15 - 1
@@ -190,11 +190,29 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
+def _write_numpy(path: Path, table: OutputTable) -> None:
+    """Writes the column of embeddings as float32 `[rows, size]`, NaN for rows without one."""
+    import numpy as np
+
+    first = next((row for row in table.rows() if any(map(_is_vector, row.values()))), None)
+    if first is None:
+        raise DataError(f"{path.name}: a .npy file holds embeddings, and these answers have none; write .csv")
+    name, vector = next((column, value) for column, value in first.items() if _is_vector(value))
+    empty = [float("nan")] * len(vector)
+    with temporary_file(path) as temporary, temporary.open("wb") as file:
+        np.save(file, np.array([row.get(name) or empty for row in table.rows()], dtype=np.float32))
+
+
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], float)
+
+
 WRITERS: dict[str, Callable[[Path, OutputTable], None]] = {
     ".csv": _write_delimited,
     ".tsv": _write_delimited,
     ".xlsx": _write_excel,
     ".jsonl": _write_jsonl,
     ".parquet": _write_parquet,
+    ".npy": _write_numpy,
 }
 """Writer by file suffix."""

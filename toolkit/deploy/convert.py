@@ -28,7 +28,7 @@ from toolkit.models.adapters import add_adapters, merged
 from toolkit.models.load import build_model, load_model_config, with_generation
 from toolkit.models.origin import require_same_model
 from toolkit.models.parts import freeze, freeze_modules
-from toolkit.models.save import write_model
+from toolkit.models.save import write_further, write_model
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
 from toolkit.prepare.processor import configure_model
@@ -60,7 +60,7 @@ def convert_to_model(
             model = _built(cfg, task, processor, base, run)
             load_model_into(checkpoint, model)
             _use_averages(checkpoint, model, cfg)
-            write_model(model, processor, cfg.model, Path(temporary) / "model", base, output)
+            write_model(model, processor, cfg.model, task, Path(temporary) / "model", base, output)
             (Path(temporary) / "model").rename(output)
     except OSError as error:
         raise RunError(f"cannot write {output.absolute()}: {disk_problem(error, output.parent) or error}") from error
@@ -131,6 +131,7 @@ def write_merged(run: TrainedRun, folder: Path) -> PreTrainedModel:
     """Merges the adapters of a run in place, writes the model and its processor, and returns the model."""
     model = merged(run.bare_model)
     model.save_pretrained(folder)
+    write_further(run.task, model, folder)
     run.processor.save_pretrained(folder)
     return model
 

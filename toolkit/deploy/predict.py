@@ -13,7 +13,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
-from toolkit.api.batch import EvalData, Record
+from toolkit.api.batch import EvalData, Predictions
 from toolkit.api.task import Task
 from toolkit.base.console import counted, format_value, print_lines, say, shorten
 from toolkit.base.errors import DataError, InputError
@@ -34,6 +34,7 @@ from toolkit.deploy.trained import TrainedRun
 from toolkit.distributed.collectives import on_main
 from toolkit.report.scores import described
 from toolkit.system.rank_order import local_main_first
+from toolkit.tasks.records import LazyRecords
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,8 @@ class AnswerOptions:
 
     threshold: float | None = None  # adds the column `unsure`, whether the score is below; None adds none
     all_scores: bool = False  # whether tables have a column for every class
+    # returns the rows of answers, several per row, from predictions of all; None for the task's answers
+    ranking: Callable[[Predictions], Iterable[list[dict[str, Any]]]] | None = None
 
     def check(self, task: Task) -> None:
         """Checks that the task's predictions have scores if these options need them.
@@ -200,38 +203,40 @@ class Answers:
         if output.suffix.lower() == ".xlsx":
             check_excel(raw.values or {} for each in inputs for raw in each.read())
 
-    def table(self, records: Iterable[Record]) -> OutputTable:
-        """Returns the table of all rows; the records of the usable ones, in order, are iterated over in every pass."""
+    def table(self, answers: Iterable[Sequence[dict[str, Any]]]) -> OutputTable:
+        """Returns the table of all rows; the answers to the usable ones, in order, are iterated over in every pass."""
         file = [FILE] if len(self._inputs) > 1 else []
         unsure = [] if self._options.threshold is None else [UNSURE]
-        names = _free_names([*file, *self._added(next(iter(records))), *unsure, ERROR], self.given)
+        names = _free_names([*file, *self._added(next(iter(answers))[0]), *unsure, ERROR], self.given)
         style = self._inputs[0].style
-        return OutputTable([*self.given, *names.values()], lambda: self._rows(records, names), *style)
+        return OutputTable([*self.given, *names.values()], lambda: self._rows(answers, names), *style)
 
-    def _rows(self, records: Iterable[Record], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        answers = iter(records)
+    def _rows(self, answers: Iterable[Sequence[dict[str, Any]]], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        left = iter(answers)
+        shown = (lambda value: value) if self._nested else _rounded
         for each in self._inputs:
             for raw, reason in each.rows():
-                found = {FILE: each.name, ERROR: reason}
-                if reason is None:
-                    found |= self._answer(answers, each.name)
-                shown = (lambda value: value) if self._nested else _rounded
-                yield carried(raw) | {name: shown(found.get(column)) for column, name in names.items()}
-        if next(answers, None) is not None:
+                own = [{ERROR: reason}] if reason is not None else [*map(self._decided, self._next(left, each.name))]
+                for found in own:
+                    found[FILE] = each.name
+                    yield carried(raw) | {name: shown(found.get(column)) for column, name in names.items()}
+        if next(left, None) is not None:
             raise _changed("an input")
 
-    def _answer(self, records: Iterator[Record], name: str) -> dict[str, Any]:
-        record = next(records, None)
-        if record is None:
+    def _next(self, answers: Iterator[Sequence[dict[str, Any]]], name: str) -> Sequence[dict[str, Any]]:
+        found = next(answers, None)
+        if found is None:
             raise _changed(name)
-        added = self._added(record)
-        threshold = self._options.threshold
+        return found
+
+    def _decided(self, answer: dict[str, Any]) -> dict[str, Any]:
+        added, threshold = self._added(answer), self._options.threshold
         return added if threshold is None or "score" not in added else added | {UNSURE: added["score"] < threshold}
 
-    def _added(self, record: Record) -> dict[str, Any]:
+    def _added(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Returns the task's columns, with columns of their own for the parts of mappings if the format is flat."""
         added: dict[str, Any] = {}
-        for name, value in self._task.answer(record).items():
+        for name, value in answer.items():
             if self._nested or (name not in CONSIDERED and not isinstance(value, Mapping)):
                 added[name] = value
             elif name not in CONSIDERED or self._options.all_scores:
@@ -293,17 +298,26 @@ def answer(
     for each in run.omissions("input", data):
         say(f"{each}.")
     predictions = run.predictions(data)
+
+    def found() -> Iterable[Sequence[dict[str, Any]]]:
+        if options.ranking is not None:
+            return [*options.ranking(predictions)]
+        records = run.task.decode(predictions, data)
+        return LazyRecords(lambda: ([run.task.answer(record)] for record in records))
+
     if output is None:
         if run.accelerator.is_main_process:
-            _show(answers.table(run.task.decode(predictions, data)), answers.given)
+            _show(answers.table(found()), answers.given)
         return
 
     def write() -> list[str]:
-        records = run.task.decode(predictions, data)
-        write_table(output, answers.table(records))
-        return [described(run.task.describe(record)) for record in islice(records, SHOWN)]
+        write_table(output, answers.table(found()))
+        shown = options.ranking is None and "prediction" in run.task.answer_columns
+        records = islice(run.task.decode(predictions, data), SHOWN) if shown else ()
+        return [described(run.task.describe(record)) for record in records]
 
-    print_lines("The first predictions", on_main(run.accelerator, write))
+    if lines := on_main(run.accelerator, write):
+        print_lines("The first predictions", lines)
     bad = [(each.name, row) for each in inputs for row in each.table.bad]
     total = len(data.rows) + len(bad)
     if bad:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from toolkit.metrics.intervals import FEWEST_EXAMPLES, bootstrap, percentiles, resamples
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 RECALLS = (1, 5, 10)
 DEPTH = 10
 """Ranks that `mrr_at_10` and `ndcg_at_10` look at."""
-RANKING = (*(Score(f"recall_at_{depth}") for depth in RECALLS), Score("mrr_at_10"), Score("ndcg_at_10"), Score("map"))
+RETRIEVAL = (*(Score(f"recall_at_{depth}") for depth in RECALLS), Score("mrr_at_10"), Score("ndcg_at_10"), Score("map"))
 """Recall, mean reciprocal rank, normalised discounted cumulative gain, and mean average precision."""
 CORRELATION = (Score("spearman"), Score("pearson"))
 CHUNK = 2**22
@@ -24,7 +26,7 @@ DRAWS = 200
 """Draws of a correlation's interval, which ranks all pairs in each."""
 
 
-def ranking_scores(ranks: Sequence[Sequence[int]]) -> dict[str, float]:
+def retrieval_scores(ranks: Sequence[Sequence[int]]) -> dict[str, float]:
     """Scores rankings, as the means over queries.
 
     Args:
@@ -32,7 +34,7 @@ def ranking_scores(ranks: Sequence[Sequence[int]]) -> dict[str, float]:
             counts with 0.
 
     Returns:
-        The scores of `RANKING`: the share of the query's answers among the first `N` (`recall_at_N`), the reciprocal
+        The scores of `RETRIEVAL`: the share of the query's answers among the first `N` (`recall_at_N`), the reciprocal
         rank of the first answer if it is at most `DEPTH`, the normalised discounted cumulative gain of the first
         `DEPTH` (Järvelin and Kekäläinen 2002), and the average precision over the whole ranking.
     """
@@ -40,8 +42,8 @@ def ranking_scores(ranks: Sequence[Sequence[int]]) -> dict[str, float]:
     return dict(zip(_NAMES, table.mean(axis=0).tolist() if len(table) else [0.0] * len(_NAMES), strict=True))
 
 
-def ranking_quality(ranks: Sequence[Sequence[int]]) -> Quality:
-    """Returns intervals of `ranking_scores` over queries; the argument is the same."""
+def retrieval_quality(ranks: Sequence[Sequence[int]]) -> Quality:
+    """Returns intervals of `retrieval_scores` over queries; the argument is the same."""
     import numpy as np
 
     table = _by_query(ranks)
@@ -49,7 +51,7 @@ def ranking_quality(ranks: Sequence[Sequence[int]]) -> Quality:
     return Quality(bootstrap(with_count, lambda sums: dict(zip(_NAMES, (sums[:, :-1] / sums[:, -1:]).T, strict=True))))
 
 
-_NAMES = [score.name for score in RANKING]
+_NAMES = [score.name for score in RETRIEVAL]
 
 
 def _by_query(ranks: Sequence[Sequence[int]]) -> np.ndarray:
@@ -94,6 +96,19 @@ def ranks_of(
             ranks.append([1 + int((row > value).sum() + (row[:place] == value).sum()) for place, value in own])
             best.append(int(row.argmax()))
     return ranks, best
+
+
+def grouped_ranks(groups: Sequence[str], scores: Sequence[float], answers: Sequence[bool]) -> list[list[int]]:
+    """Ranks the rows of each group by their scores, and returns the ranks of the answers.
+
+    Groups without answers, and those without anything else, have no ranking. The arguments have an entry per row.
+    """
+    rows = defaultdict[str, list[tuple[float, bool]]](list)
+    for group, score, answer in zip(groups, scores, answers, strict=True):
+        rows[group].append((-score, answer))
+    ordered = ([answer for _, answer in sorted(each, key=itemgetter(0))] for each in rows.values())
+    ranks = ([rank for rank, answer in enumerate(each, start=1) if answer] for each in ordered)
+    return [found for found, each in zip(ranks, rows.values(), strict=True) if 0 < len(found) < len(each)]
 
 
 def correlations(predictions: ArrayLike, references: ArrayLike) -> dict[str, float]:

@@ -9,9 +9,10 @@ from typing import Any
 
 from toolkit.api.batch import Processor
 from toolkit.api.run import Run
+from toolkit.api.task import Task
 from toolkit.base.console import say
 from toolkit.base.errors import RunError
-from toolkit.base.files import written_folder
+from toolkit.base.files import write_json, written_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import CheckpointConfig, Config, ModelConfig
 from toolkit.models.adapters import save_adapters
@@ -90,19 +91,29 @@ def save_model(run: Run, replacing: Callable[[], object]) -> None:
     """
     files = RunFolder(run.output_dir)
     with written_folder(files.model, replacing) as folder:
-        write_model(run.model, run.processor, run.cfg.model, folder, files.base, files.model)
+        write_model(run.model, run.processor, run.cfg.model, run.task, folder, files.base, files.model)
 
 
-def write_model(model: Any, processor: Processor, settings: ModelConfig, folder: Path, base: Path, final: Path) -> None:
+def write_model(
+    model: Any, processor: Processor, settings: ModelConfig, task: Task, folder: Path, base: Path, final: Path
+) -> None:
     """Writes a folder that transformers (or peft) can load, of a model with its adapters if it has any.
 
     The folder of a new base model, `base`, moves into it; `final` is where the folder will be.
     """
     if settings.peft.method == "none":
         model.save_pretrained(folder, max_shard_size=_MAX_FILE)
+        write_further(task, model, folder)
     else:
         save_adapters(model, folder, base, settings.name_or_path, final)
     processor.save_pretrained(folder)
     mode = (folder / "config.json" if settings.peft.method == "none" else folder / "adapter_config.json").stat().st_mode
     for weights in folder.rglob("*.safetensors"):  # safetensors creates files that only the owner can read
         weights.chmod(mode)
+
+
+def write_further(task: Task, model: Any, folder: Path) -> None:
+    """Writes the files with which another library loads a model in a folder (`Task.model_files`)."""
+    for name, content in task.model_files(model.config).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_json(folder / name, content)

@@ -28,6 +28,7 @@ PIPELINES = {
     "AutoModelForSpeechSeq2Seq": "automatic-speech-recognition",
 }
 """Auto classes that transformers has a pipeline for (5.x has none for question answering)."""
+SENTENCES = "sentence-transformers"
 _SIDES = {
     **dict.fromkeys(("input", "source"), "Of an input, the model reads at once at most"),
     "target": "Of a target, training used at most",
@@ -82,6 +83,8 @@ def model_card(card: Card) -> str:
 
 
 def _pipeline(card: Card) -> str | None:
+    if card.task.library == SENTENCES:
+        return "sentence-similarity"
     task = PIPELINES.get(card.task.auto_model(card.config))
     if task == "image-classification" and _processor(card) != "AutoImageProcessor":
         return None  # the pipeline does not compute spectrograms from audio
@@ -96,7 +99,7 @@ def _front(card: Card, licence: str) -> str:
     base, task = card.cfg.model.name_or_path, _pipeline(card)
     lines = [
         "---",
-        *([] if card.usage else [f"library_name: {'peft' if card.adapted else 'transformers'}"]),
+        *([] if card.usage else [f"library_name: {'peft' if card.adapted else card.task.library}"]),
         *([f"pipeline_tag: {task}"] if task else []),
         *([f"base_model: {base_name(base)}"] if base and not (Path(base).is_absolute() or Path(base).is_dir()) else []),
         f"license: {f'[{licence}]' if ', ' in licence else licence}",
@@ -110,6 +113,9 @@ def _usage(card: Card) -> str:
     base, task = card.cfg.model.name_or_path, _pipeline(card)
     if card.adapted:
         return adapter_usage(processor, auto_model, base_name(base) if base else f"path/to/this/folder/{BASE}")
+    if card.task.library == SENTENCES:
+        code = 'from sentence_transformers import SentenceTransformer\n\nmodel = SentenceTransformer("{}")'
+        return code.format("path/to/this/folder")
     if task:
         return f'from transformers import pipeline\n\nmodel = pipeline("{task}", "path/to/this/folder")'
     return (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.base.console import shorten
-from toolkit.metrics.retrieval import correlations, ranking_scores, ranks_of
+from toolkit.metrics.retrieval import correlations, ranks_of, retrieval_scores
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -151,7 +151,7 @@ def ranked_by_words(
 
     def scored(score: Callable[[Sequence[str], Sequence[str]], Callable[[slice], np.ndarray]]) -> Scores:
         return {
-            name: ranking_scores(ranks_of(relevant, len(documents), score(queries, documents))[0])
+            name: retrieval_scores(ranks_of(relevant, len(documents), score(queries, documents))[0])
             for name, (queries, documents, relevant) in sets.items()
         }
 

@@ -12,10 +12,10 @@ from toolkit.base.console import shorten
 class LazyRecords:
     """Records that each iteration creates again with `make`; `Task.decode` may return them."""
 
-    def __init__(self, make: Callable[[], Iterator[Record]]) -> None:
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self._make = make
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Any]:
         return self._make()
 
 

@@ -16,8 +16,7 @@ from sklearn.metrics import accuracy_score, f1_score, mean_squared_error
 
 from toolkit.commands.cli import main
 from toolkit.metrics.entities import entity_scores
-from toolkit.metrics.rouge import rouge_scores
-from toolkit.metrics.translation import translation_scores
+from toolkit.metrics.generation import rouge_scores, translation_scores
 from toolkit.tasks.baselines import LINEAR, first_sentences, usual_sentences
 
 pytestmark = pytest.mark.usefixtures("forked_trials")

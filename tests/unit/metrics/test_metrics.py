@@ -12,13 +12,20 @@ from sklearn import metrics as sklearn_metrics
 from toolkit.metrics.adapter import Adapter
 from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_scores
 from toolkit.metrics.entities import ENTITIES, PER_ENTITY, entities, entity_quality, entity_scores, num_entities
+from toolkit.metrics.generation import (
+    ROUGE,
+    TRANSLATION,
+    rouge_l,
+    rouge_quality,
+    rouge_scores,
+    signatures,
+    translation_scores,
+)
 from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_scores
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_scores
 from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_scores
-from toolkit.metrics.rouge import ROUGE, rouge_l, rouge_quality, rouge_scores
 from toolkit.metrics.score import per_class_scores, without_classes
 from toolkit.metrics.squad import SQUAD, exact_match, f1, normalize_answer, squad_scores
-from toolkit.metrics.translation import TRANSLATION, signatures, translation_scores
 
 LABELS = ["negative", "neutral", "positive"]
 

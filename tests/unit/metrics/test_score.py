@@ -10,13 +10,13 @@ from sacrebleu.metrics import BLEU
 
 from toolkit.metrics.classification import CLASSIFICATION, classification_quality, classification_scores
 from toolkit.metrics.entities import entity_quality
+from toolkit.metrics.generation import translation_quality, translation_scores
 from toolkit.metrics.intervals import FEWEST_EXAMPLES, Interval, bootstrap, wilson
 from toolkit.metrics.likelihood import likelihood_quality, likelihood_scores
 from toolkit.metrics.multi_label import multi_label_quality, multi_label_scores
 from toolkit.metrics.regression import regression_quality, regression_scores
 from toolkit.metrics.score import Quality
 from toolkit.metrics.squad import squad_quality, squad_scores
-from toolkit.metrics.translation import translation_quality, translation_scores
 
 
 @pytest.mark.parametrize(

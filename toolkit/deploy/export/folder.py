@@ -81,7 +81,7 @@ class Request:
     """What to export."""
 
     run_folder: Path  # the run's `output_dir`
-    format: str  # `merged`, or a name of `FORMATS`
+    format: str  # `merged`, the name of another library, or a name of `FORMATS`
     output: Path  # the folder to write, which does not exist or is empty
     max_rows: int  # largest number of rows to compare on
     recipe: str | None = None  # the recipe's name or file if it was moved after the run
@@ -100,7 +100,11 @@ def export_folder(request: Request) -> None:
     cfg, task = read_settings(request.run_folder, request.recipe, overrides=request.overrides)
     cfg = _as_exported(cfg, request.trust_remote_code)
     chosen = FORMATS.get(request.format)
-    if cfg.model.peft.method != "none" or chosen is None:
+    if chosen is None and request.format not in ("merged", task.library.replace("-", "_")):
+        raise InputError(
+            f"--format {request.format}: a model of {type(task).__name__} cannot be loaded by this library"
+        )
+    if cfg.model.peft.method != "none" or request.format == "merged":
         require_mergeable(cfg)
     template = _template(task) if chosen is not None else None
     if chosen is not None:
@@ -173,8 +177,7 @@ def _plain_model(request: Request, cfg: Config, task: Task) -> Iterator[Path]:
 
 
 def _merged(run: TrainedRun, plain: Path, folder: Path) -> Written:
-    for file in plain.iterdir():
-        shutil.move(file, folder / file.name)  # the output may be a link to another disk
+    shutil.copytree(plain, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
     return Written(reloaded(run, folder), {}, [])
 
 

@@ -1,0 +1,157 @@
+"""Search in documents with the embeddings of a finished run: rankings for `toolkit predict` and `serve`, and mining."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.api.batch import EvalData, Predictions
+from toolkit.base.console import say
+from toolkit.base.errors import DataError, InputError
+from toolkit.data.readers.raw import Reading
+from toolkit.data.table import apply_policy, load_table
+from toolkit.data.writers import OutputTable, write_table
+from toolkit.deploy.predict import file_inputs, needed_columns
+from toolkit.deploy.trained import TrainedRun
+from toolkit.distributed.collectives import on_main
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CHUNK = 2**24
+"""Most scores that are in memory at once."""
+SEARCHED = ("rank", "score", "document", "document_row")
+"""What each document of a ranking has."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents, each text once, with their embeddings."""
+
+    texts: Sequence[str]
+    """The documents."""
+    rows: Sequence[int]
+    """The row of each in its file, from 1; of equal documents, the first one's."""
+    embeddings: np.ndarray
+    """`[documents, size]`"""
+
+    def best(self, queries: np.ndarray, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields the places of each query's most similar documents, best first, and their scores, `[count]` each.
+
+        Of equally good documents, earlier ones come first. Scores are dot products of the embeddings.
+        """
+        import numpy as np
+
+        count, step = min(count, len(self.texts)), max(1, CHUNK // len(self.texts))
+        for begin in range(0, len(queries), step):
+            for scores in queries[begin : begin + step] @ self.embeddings.T:
+                least = np.partition(scores, -count)[-count]
+                found = np.flatnonzero(scores >= least)
+                places = found[np.argsort(-scores[found], kind="stable")][:count]
+                yield places, scores[places]
+
+    def rankings(self, count: int) -> Callable[[Predictions], Iterator[list[dict[str, Any]]]]:
+        """Returns a function of unlabelled predictions, which yields the best documents of each (see `ranking`)."""
+        return lambda predictions: self.ranking(embedded(predictions), count)
+
+    def ranking(self, queries: np.ndarray, count: int) -> Iterator[list[dict[str, Any]]]:
+        """Yields the best documents of each query, with the entries `SEARCHED`."""
+        for places, scores in self.best(queries, count):
+            found = zip(places.tolist(), scores.tolist(), strict=True)
+            yield [
+                dict(zip(SEARCHED, (rank, score, self.texts[place], self.rows[place]), strict=True))
+                for rank, (place, score) in enumerate(found, start=1)
+            ]
+
+
+def read_corpus(run: TrainedRun, file: str) -> Corpus:
+    """Reads the documents of a file and embeds them; the corpus has embeddings on the main process only.
+
+    Raises InputError if the task does not embed documents; DataError if a row cannot be used or a column is missing.
+    """
+    task = run.task.for_documents()
+    if task is None:
+        raise InputError(f"--corpus: {type(run.task).__name__} has no embeddings to search with")
+    side = replace(run, task=task)
+    (given,) = file_inputs(side, [file])
+    if given.table.bad:
+        bad = given.table.bad[0]
+        raise DataError(f"{file}: {len(given.table.bad):,} rows cannot be used; row {bad.number}: {bad.reason}")
+    (column,) = task.read_columns()
+    first: dict[str, int] = {}
+    for place, text in enumerate(given.table.rows[column][:]):
+        first.setdefault(text, place)
+    if repeated := len(given.table.rows) - len(first):
+        say(f"{file}: {repeated:,} of {len(given.table.rows):,} documents occur again; each is searched once.")
+    chosen = given.table.rows.select([*first.values()])
+    data = side.preprocessed(chosen, labelled=False)
+    for each in side.omissions("corpus", data):
+        say(f"{each}.")
+    return Corpus([*first], chosen["_number"][:], embedded(side.predictions(data)))
+
+
+def embedded(predictions: Predictions) -> Any:
+    """Returns the embeddings `[rows, size]` of unlabelled rows; None on other processes than the main one."""
+    return predictions["embeddings"][:, 0] if predictions else None
+
+
+@dataclass(frozen=True)
+class Mining:
+    """How negatives are chosen."""
+
+    depth: int = 50  # documents to look at, the most similar ones of each row
+    count: int = 5  # most negatives of a row
+    margin: float | None = None  # by how much their score must be below that of the row's own document, if at all
+    pairs: bool = False  # whether to write a row per pair, with the label 1 or 0, for a reranker
+
+
+def mine(run: TrainedRun, file: str, corpus: str | None, output: Path, mining: Mining) -> None:
+    """Writes labelled rows with the most similar documents that do not answer them.
+
+    Documents are those of the file or, if it is given, of `corpus`. Raises as `read_corpus`.
+    """
+    documents = run.task.for_documents()
+    if documents is None:
+        raise InputError(f"mine: {type(run.task).__name__} has no embeddings to search with")
+    (query,), (document,) = needed_columns(run.task), documents.read_columns()
+    reading = Reading.of(run.cfg.data)
+    table = load_table(file, run.task, run.cfg.data.columns, labelled=True, reading=reading)
+    apply_policy({file: table}, run.cfg.data.bad_rows, run.cfg.data.max_bad_rows)
+    if query not in table.rows.column_names or document not in table.rows.column_names:
+        raise InputError(f"mine: rows need {query!r} and {document!r}")
+    data = run.preprocessed(table.rows, labelled=True)
+    found = read_corpus(run, corpus or file)
+    predictions = run.predictions(data)
+    on_main(run.accelerator, _write_mined, data, found, predictions, (query, document), output, mining)
+
+
+def _write_mined(
+    data: EvalData, corpus: Corpus, predictions: Predictions, names: tuple[str, str], output: Path, mining: Mining
+) -> None:
+    queries, own = (data.rows[name][:] for name in names)
+    answers = defaultdict[str, set[str]](set)
+    for query, document in zip(queries, own, strict=True):
+        answers[query].add(document)
+    vectors = predictions["embeddings"]
+    limits = (vectors[:, 0] * vectors[:, 1]).sum(-1) - (mining.margin or 0.0)
+    rows, mined, close = list[dict[str, Any]](), 0, 0
+    best = corpus.best(vectors[:, 0], mining.depth + max(map(len, answers.values())))
+    for query, document, limit, (places, scores) in zip(queries, own, limits, best, strict=True):
+        others = [(corpus.texts[place], score) for place, score in zip(places, scores, strict=True)
+                  if corpus.texts[place] not in answers[query]][: mining.depth]  # fmt: skip
+        kept = [text for text, score in others if mining.margin is None or score <= limit]
+        close += len(others) - len(kept)
+        chosen = kept[: mining.count]
+        mined += len(chosen)
+        if mining.pairs:
+            texts = [(document, 1), *((text, 0) for text in chosen)]
+            rows += [{"text": query, "text_pair": text, "label": label} for text, label in texts]
+        else:
+            rows.append({names[0]: query, names[1]: document, "negative": chosen})
+    write_table(output, OutputTable([*rows[0]], lambda: iter(rows)))
+    say(f"{mined:,} negatives for {len(own):,} rows are in {output}")
+    if mining.margin is not None:
+        say(f"{close:,} documents were too similar to be negatives (--margin {mining.margin:g})")
