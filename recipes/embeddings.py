@@ -29,7 +29,7 @@ from toolkit.api.batch import (
     Row,
 )
 from toolkit.api.task import Task
-from toolkit.base.errors import DataError
+from toolkit.base.errors import ConfigError, DataError
 from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
@@ -218,6 +218,13 @@ class Embeddings(Task):
 
     def auto_model(self, config: PreTrainedConfig) -> str:
         return "AutoModel"
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        sizes, full = self.options.matryoshka_dims or [], config.hidden_size
+        if longer := [size for size in sizes if size >= full]:
+            raise ConfigError([
+                f"task.matryoshka_dims: received {longer[0]}, expected less than the model's {full}, which is included"
+            ])  # fmt: skip
 
     def schema(self) -> datasets.Features:
         from datasets import Features, List, Value

@@ -86,6 +86,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     from toolkit.deploy.serving.requests import Limits
 
     options.add_run(parser, bad_rows=None)
+    options.add(parser, "--corpus", default_text="none; with it, POST /search answers")
     options.add_address(parser, SERVE_PORT)
     for option, (kind, meaning) in LIMITS.items():
         default = getattr(Limits(), option.removeprefix("--").replace("-", "_"))
@@ -106,7 +107,12 @@ def run_serve(arguments: argparse.Namespace) -> None:
             f"{limits.timeout:g} s; choose a shorter wait"
         )
     run, name, opened = options.open_served(arguments, ("fastapi", "uvicorn", "python_multipart"))
-    serve_run(run, name, opened, limits)
+    corpus = None
+    if arguments.corpus is not None:
+        from toolkit.deploy.search import read_corpus
+
+        corpus = read_corpus(run, arguments.corpus)
+    serve_run(run, name, opened, limits, corpus)
 
 
 def add_push(parser: argparse.ArgumentParser) -> None:

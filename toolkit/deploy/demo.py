@@ -175,7 +175,7 @@ def _is_conversation(feature: Any) -> bool:
 
 def _outputs(gr: Any, answers: Sequence[str]) -> list[Any]:
     """Returns the parts of the page that show an answer, in the order of `shown`."""
-    parts = [gr.Textbox(label="prediction", lines=2, interactive=False)]
+    parts = [gr.Textbox(label=answers[0], lines=2, interactive=False)]
     if "scores" in answers:
         parts.append(gr.Label(label="confidence", num_top_classes=SHOWN_CLASSES))
     if numbers := _numbers(answers):
@@ -186,7 +186,7 @@ def _outputs(gr: Any, answers: Sequence[str]) -> list[Any]:
 
 def shown(answer: Mapping[str, Any], answers: Sequence[str]) -> list[Any]:
     """Returns the values of the page's parts for an answer with these columns."""
-    parts: list[Any] = [_text(answer["prediction"])]
+    parts: list[Any] = [_text(answer[answers[0]])]
     if "scores" in answers:
         parts.append(answer["scores"])
     if numbers := _numbers(answers):
@@ -195,7 +195,7 @@ def shown(answer: Mapping[str, Any], answers: Sequence[str]) -> list[Any]:
 
 
 def _numbers(answers: Sequence[str]) -> list[str]:
-    shown = ("prediction", "scores", *TABLES, *(["score"] if "scores" in answers else []))
+    shown = (answers[0], "scores", *TABLES, *(["score"] if "scores" in answers else []))
     return [name for name in answers if name not in shown]
 
 

@@ -21,6 +21,7 @@ from toolkit.base.package import replaced
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import ModelConfig
 from toolkit.models.adapters import quantization
+from toolkit.models.parts import is_bare
 from toolkit.models.unpadded.families import LAYERDROP
 
 if TYPE_CHECKING:
@@ -330,8 +331,7 @@ def _reject_lost_weights(model: PreTrainedModel, info: dict[str, Any], name: str
     """Rejects missing or mismatched weights, except the head's, which is newly initialised for other labels."""
     mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]]
     missing = sorted(info["missing_keys"])
-    has_head = isinstance(getattr(model, model.base_model_prefix, None), nn.Module)
-    prefix = f"{model.base_model_prefix}." if has_head else ""
+    prefix = "" if is_bare(model) else f"{model.base_model_prefix}."
     lost = [key for key in (*mismatched, *missing) if key.startswith(prefix) and not key.startswith(f"{prefix}pooler")]
     if lost:
         shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")

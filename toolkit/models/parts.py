@@ -21,11 +21,21 @@ POOLER = "pooler"
 """Name of the pooler: part of the base model, but often newly initialised like the head, and trained like it."""
 
 
+def is_bare(model: PreTrainedModel) -> bool:
+    """Whether a model is a backbone without a head, as `AutoModel` builds."""
+    import transformers
+
+    kinds = transformers.AutoModel._model_mapping.get(type(model.config), ())
+    return isinstance(model, kinds)
+
+
 def backbone(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Returns the pretrained parts by name: `base_model_prefix`, or without one each part with repeated layers."""
+    """Returns the pretrained parts by name: `base_model_prefix`, all of a bare model, or each part with repeated layers."""
     base = getattr(model, model.base_model_prefix, None)
     if isinstance(base, nn.Module):
         return {model.base_model_prefix: base}
+    if is_bare(model):
+        return dict(model.named_children())
     return {
         name: part
         for name, part in model.named_children()

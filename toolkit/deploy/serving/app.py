@@ -1,4 +1,4 @@
-"""The web application: `POST /predict`, `GET /health`, and pages that describe them."""
+"""The web application: `POST /predict`, `POST /search`, `GET /health`, and pages that describe them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 # Not inside functions: FastAPI looks the annotations of the endpoints up in this module.
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -18,8 +20,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from toolkit.data.readers.raw import Reading
+from toolkit.deploy.search import Corpus
 from toolkit.deploy.serving.requests import Columns, Limits, Refusal, checked_table, rows_of_form, rows_of_json
-from toolkit.deploy.serving.schema import Served, health_schema, page, predict_schema
+from toolkit.deploy.serving.schema import Served, health_schema, page, predict_schema, search_schema
 from toolkit.deploy.serving.worker import FAILED, Worker
 from toolkit.system.environment import versions
 from toolkit.system.limits import give_back_freed, usable_cores
@@ -36,6 +39,8 @@ CHECKERS = 4
 """Largest number of threads that check rows, of which some decode images."""
 LONGEST_RETRY = 60
 """Largest number of seconds in `Retry-After`."""
+TOP_K, MOST_DOCUMENTS = 10, 1000
+"""Documents of an answer to a search, and the most that may be asked for."""
 CLOSED = 499
 """Status after the client has disconnected, for the log."""
 Read = Callable[[], list[dict[str, Any]]]
@@ -45,10 +50,10 @@ Read = Callable[[], list[dict[str, Any]]]
 class Service:
     """Answers the requests of the application."""
 
-    def __init__(self, run: TrainedRun, name: str, limits: Limits) -> None:
-        self.run, self.limits = run, limits
+    def __init__(self, run: TrainedRun, name: str, limits: Limits, corpus: Corpus | None = None) -> None:
+        self.run, self.limits, self.corpus = run, limits, corpus
         self.columns = Columns(run.task, run.cfg.data.columns)
-        self.served = Served(name, run.task, self.columns, limits)
+        self.served = Served(name, run.task, self.columns, limits, 0 if corpus is None else len(corpus.texts))
         self.worker = Worker(run, limits.batch_wait_ms / 1000)
         self.versions = versions()
         self._reading = Reading.of(run.cfg.data)
@@ -65,13 +70,27 @@ class Service:
 
     async def predict(self, request: Request) -> Response:
         """Answers the rows of a request."""
+        return _json(200, {"predictions": await self._of_request(request)})
+
+    async def search(self, request: Request, top_k: int = TOP_K) -> Response:
+        """Answers the rows of a request with the `top_k` most similar documents of each."""
+        if not 1 <= top_k <= MOST_DOCUMENTS:
+            raise Refusal(422, f"top_k: received {top_k}, expected 1 to {MOST_DOCUMENTS}")
+        answers = await self._of_request(request)
+        found = await asyncio.get_running_loop().run_in_executor(self._checkers, self._ranked, answers, top_k)
+        return _json(200, {"results": found})
+
+    def _ranked(self, answers: list[dict[str, Any]], top_k: int) -> list[list[dict[str, Any]]]:
+        assert self.corpus is not None
+        return [*self.corpus.ranking(np.array([each["embedding"] for each in answers], dtype=np.float32), top_k)]
+
+    async def _of_request(self, request: Request) -> list[dict[str, Any]]:
         if int(request.headers.get("content-length", LARGE)) >= LARGE:  # or of unknown length
             asyncio.get_running_loop().call_later(2 * self.limits.timeout, give_back_freed)
         with self._place():
             request = Request(request.scope, _limited(request, self.limits))
             read = await _in_time(self._received(request), self.limits.timeout, 408, "the request was not received")
-            answers = await self._answers(read)
-        return _json(200, {"predictions": answers})
+            return await self._answers(read)
 
     async def answers(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Answers rows that do not come from a request, for the page of `toolkit demo`; may raise a Refusal."""
@@ -160,9 +179,9 @@ def application(service: Service) -> FastAPI:
     return app
 
 
-def build(run: TrainedRun, name: str, limits: Limits) -> FastAPI:
-    """Returns the web application of a finished run with this name."""
-    service = Service(run, name, limits)
+def build(run: TrainedRun, name: str, limits: Limits, corpus: Corpus | None = None) -> FastAPI:
+    """Returns the web application of a finished run with this name; with a corpus, rows can be searched in it."""
+    service = Service(run, name, limits, corpus)
     app = application(service)
 
     async def start() -> Response:
@@ -171,6 +190,15 @@ def build(run: TrainedRun, name: str, limits: Limits) -> FastAPI:
     app.add_api_route(
         "/predict", service.predict, methods=["POST"], summary="Predict rows", **predict_schema(service.served)
     )
+    if run.task.for_documents() is not None:
+        app.add_api_route(
+            "/embed", service.predict, methods=["POST"], summary="Embed rows", **predict_schema(service.served)
+        )
+    if corpus is not None:
+        app.add_api_route(
+            "/search", service.search, methods=["POST"], summary="Find the most similar documents",
+            **search_schema(service.served),
+        )  # fmt: skip
     app.add_api_route("/health", service.health, summary="Whether rows are answered", **health_schema())
     app.add_api_route("/docs", service.page, include_in_schema=False)
     app.add_api_route("/", start, include_in_schema=False)

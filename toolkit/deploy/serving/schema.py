@@ -24,10 +24,18 @@ MEANINGS = {
     "high": "upper end of the interval of `toolkit calibrate`",
     "n_best": "the answers that were considered, with their scores",
     "entities": "the entities that were found",
+    "embedding": "its embedding, a list of numbers",
     "loss": "mean loss per token, in nats",
     "num_tokens": "number of predicted tokens",
 }
 """Columns of answers of the toolkit's tasks."""
+FOUND = {
+    "rank": "1 for the most similar document",
+    "score": "dot product of the embeddings; a cosine if they are normalised",
+    "document": "the document",
+    "document_row": "its row in the file, from 1",
+}
+"""What a search answers for each document."""
 STATUSES = {
     400: "the body is not JSON, or the form is broken",
     403: "sent by a page of another site",
@@ -54,6 +62,8 @@ class Served:
     task: Task
     columns: Columns
     limits: Limits
+    documents: int = 0
+    """Number of documents that rows can be searched in."""
 
     @property
     def example(self) -> dict[str, Any]:
@@ -66,13 +76,20 @@ def predict_schema(served: Served) -> dict[str, Any]:
     """Returns the parameters of the route of `POST /predict`."""
     names = served.task.answer_columns
     answers = {"type": "array", "items": _object({name: _described(MEANINGS.get(name, "")) for name in names})}
+    return _schema(served, {"predictions": answers}, "the values that `toolkit predict` writes")
+
+
+def search_schema(served: Served) -> dict[str, Any]:
+    """Returns the parameters of the route of `POST /search`."""
+    found = {"type": "array", "items": _object({name: _described(text) for name, text in FOUND.items()})}
+    return _schema(served, {"results": {"type": "array", "items": found}}, "the documents that are most similar")
+
+
+def _schema(served: Served, answers: dict[str, Any], what: str) -> dict[str, Any]:
     errors = {status: {"description": text, "content": _json(_error())} for status, text in STATUSES.items()}
     return {
-        "description": "Answers have the order of the rows, and the values that `toolkit predict` writes.",
-        "responses": {
-            200: {"description": "the answers", "content": _json(_object({"predictions": answers}))},
-            **errors,
-        },
+        "description": f"Answers have the order of the rows, and {what}.",
+        "responses": {200: {"description": "the answers", "content": _json(_object(answers))}, **errors},
         "openapi_extra": {"requestBody": {"required": True, "content": _body(served)}},
     }
 
@@ -128,6 +145,7 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 def page(served: Served) -> str:
     """Returns the description of the service as HTML, which loads nothing else."""
     limits = served.limits
+    searched = f"takes the same rows; the most similar of {served.documents:,} documents, with {', '.join(FOUND)}"
     sections = [
         Section("Request", _request(served)),
         Section("Answer", _answer(served)),
@@ -148,6 +166,7 @@ def page(served: Served) -> str:
             [
                 _table(
                     ["address", "content"],
+                    *([["POST /search?top_k=10", searched]] if served.documents else []),
                     ["GET /health", "whether rows are answered, by what, and how many requests wait"],
                     ["GET /openapi.json", "this page as OpenAPI 3.1, for programs"],
                 )

@@ -20,6 +20,7 @@ from toolkit.deploy.serving.requests import Limits, Refusal
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from toolkit.deploy.search import Corpus
     from toolkit.deploy.trained import TrainedRun
 
 
@@ -246,11 +247,11 @@ def serve(app: ASGIApp, opened: socket.socket, timeout: float, notes: Callable[[
     say("stopped")
 
 
-def serve_run(run: TrainedRun, name: str, opened: socket.socket, limits: Limits) -> None:
+def serve_run(run: TrainedRun, name: str, opened: socket.socket, limits: Limits, corpus: Corpus | None = None) -> None:
     """Serves a finished run at a bound socket: `toolkit serve`."""
     from toolkit.deploy.serving.app import build
 
-    app = Guard(build(run, name, limits), local=is_loopback(opened))
+    app = Guard(build(run, name, limits, corpus), local=is_loopback(opened))
     serve(
         app,
         opened,
