@@ -161,7 +161,7 @@ def test_mined_negatives_do_not_answer_their_query(run, corpus, tmp_path):
     assert all(len(row["negative"]) == 3 and not owned[row["anchor"]] & {*row["negative"]} for row in mined)
     assert run_command(*command, tmp_path / "pairs.csv", "--pairs", "--negatives", 1) == 0
     assert (tmp_path / "pairs.csv").read_text().startswith("text,text_pair,label\n")
-    assert run_command(*command, tmp_path / "far.jsonl", "--margin", 0.5, "--corpus", corpus) == 0
+    assert run_command(*command, tmp_path / "far.jsonl", "--gap", 0.5, "--corpus", corpus) == 0
     assert sum(len(row["negative"]) for row in answers(tmp_path / "far.jsonl")) < sum(
         len(row["negative"]) for row in mined
     )

@@ -85,7 +85,7 @@ def subject(kind: str, sizes: dict[str, Any] | None = None, rows: int = ROWS, le
 
     auto_model, own = KINDS[kind]
     task: Any = SimpleNamespace(
-        auto_model=lambda config: auto_model,
+        auto_model=lambda config: auto_model, unread=(), has=lambda name: False,
         forward=lambda model, batch: model(**batch["inputs"]),
         loss_sum=lambda outputs, batch: next(
             value for name, value in outputs.items() if name.endswith("logits")

@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -200,13 +201,17 @@ SICK = {"train": "SICK_train.txt", "validation": "SICK_trial.txt", "test": "SICK
 """Files of SICK, by the part that each is published for."""
 
 
-def sick(raw: Path, target: Path) -> None:
-    """Names the three published parts, which are tab-separated, as they are used."""
-    for name, file in SICK.items():
+TREC_QA = {"train": "train.csv", "validation": "dev.csv", "test": "test.csv"}
+"""Likewise of TREC QA."""
+
+
+def as_published(parts: Mapping[str, str], header: str, raw: Path, target: Path) -> None:
+    """Copies published tables, which must begin with a header, under the names with which they are used."""
+    for name, file in parts.items():
         content = (raw / file).read_bytes()
-        if not content.startswith(b"pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"):
+        if not content.startswith(header.encode()):
             raise ValueError(f"{file} does not begin with the names of the columns")
-        (target / f"{name}.tsv").write_bytes(content)
+        (target / f"{name}{'.tsv' if file.endswith('.txt') else '.csv'}").write_bytes(content)
 
 
 def wikitext2(raw: Path, target: Path) -> None:
@@ -394,11 +399,27 @@ CATALOG: dict[str, CatalogEntry] = {
             _github("brmson/dataset-sts", "e1d3375f5b3bc24f21aa4e46f96eb379e9fc1081", f"data/sts/sick2014/{file}")
             for file in SICK.values()
         ),
-        convert=sick,
+        convert=partial(as_published, SICK, "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"),
         sha256={
             "train.tsv": "266cf8047149bd1d68138dd30439f3122bff30069740ac6705bb6197d9f1b48e",
             "validation.tsv": "5a88cfb62f8c6bd2a3cce0f2421ba2cb8c2be5ab4a800f6f01e2c64aafb7db56",
             "test.tsv": "2b8aa806658d6fc23c6824c83776c2d4fee7556000817b5ec0f982861413b7d0",
+        },
+    ),
+    "trec_qa": CatalogEntry(
+        summary="TREC QA (Wang et al. 2007), questions with sentences that answer them or not, as published: 4,718 "
+        "rows for training, 1,148 for validation, and rows to test (English)",
+        licence="for research",
+        homepage="https://github.com/brmson/dataset-sts/tree/master/data/anssel/wang",
+        sources=tuple(
+            _github("brmson/dataset-sts", "e1d3375f5b3bc24f21aa4e46f96eb379e9fc1081", f"data/anssel/wang/{file}")
+            for file in TREC_QA.values()
+        ),
+        convert=partial(as_published, TREC_QA, "qtext,label,atext"),
+        sha256={
+            "train.csv": "b3398769dee040bceb5ca4ffe49eaa9096e71c9533432031f3bddfdb3dee7a8f",
+            "validation.csv": "3c266ccaa633e929515bc8643a0615c05f64d2fb62b3a687d85ff7fabdf79a6a",
+            "test.csv": "5aaf688f8c79a0eab96c77dcc8919e82006169712a799aa97343588000769288",
         },
     ),
     "wikitext2": CatalogEntry(

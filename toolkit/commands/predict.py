@@ -104,11 +104,11 @@ def add_mine(parser: argparse.ArgumentParser) -> None:
     options.add(parser, "--data", required=True)
     options.add(parser, "--corpus", default_text="those of --data")
     options.add_output(parser, "none; .jsonl, .parquet, .csv", required=True)
-    for option, default, meaning in (("--top-k", 50, "documents to look at"), ("--negatives", 5, "negatives")):
+    for option, default, meaning in (("--depth", 50, "documents to look at"), ("--negatives", 5, "negatives")):
         parser.add_argument(option, type=options.at_least(1), default=default, metavar="N",
                             help=f"most {meaning} per row (default: {default})")  # fmt: skip
-    margin = "how far a negative's score must be below that of the row's own document (default: any)"
-    parser.add_argument("--margin", type=float, metavar="M", help=margin)
+    gap = "by how much a negative's score must be below that of the row's own document (default: any score)"
+    parser.add_argument("--gap", type=float, metavar="G", help=gap)
     parser.add_argument("--pairs", action="store_true", help="write pairs with the label 1 or 0, for a reranker")
 
 
@@ -121,7 +121,7 @@ def run_mine(arguments: argparse.Namespace) -> None:
     check_format(output)
     options.reject_input_as_output(expanded(output), [*filter(None, (arguments.data, arguments.corpus))])
     output = output_file(output, arguments.overwrite)
-    mining = Mining(arguments.top_k, arguments.negatives, arguments.margin, arguments.pairs)
+    mining = Mining(arguments.depth, arguments.negatives, arguments.gap, arguments.pairs)
     mine(open_trained(arguments, skips_rows=True), arguments.data, arguments.corpus, output, mining)
 
 

@@ -104,7 +104,7 @@ class Mining:
 
     depth: int = 50  # documents to look at, the most similar ones of each row
     count: int = 5  # most negatives of a row
-    margin: float | None = None  # by how much their score must be below that of the row's own document, if at all
+    gap: float | None = None  # by how much their score must be below that of the row's own document, if at all
     pairs: bool = False  # whether to write a row per pair, with the label 1 or 0, for a reranker
 
 
@@ -136,13 +136,13 @@ def _write_mined(
     for query, document in zip(queries, own, strict=True):
         answers[query].add(document)
     vectors = predictions["embeddings"]
-    limits = (vectors[:, 0] * vectors[:, 1]).sum(-1) - (mining.margin or 0.0)
+    limits = (vectors[:, 0] * vectors[:, 1]).sum(-1) - (mining.gap or 0.0)
     rows, mined, close = list[dict[str, Any]](), 0, 0
     best = corpus.best(vectors[:, 0], mining.depth + max(map(len, answers.values())))
     for query, document, limit, (places, scores) in zip(queries, own, limits, best, strict=True):
         others = [(corpus.texts[place], score) for place, score in zip(places, scores, strict=True)
                   if corpus.texts[place] not in answers[query]][: mining.depth]  # fmt: skip
-        kept = [text for text, score in others if mining.margin is None or score <= limit]
+        kept = [text for text, score in others if mining.gap is None or score <= limit]
         close += len(others) - len(kept)
         chosen = kept[: mining.count]
         mined += len(chosen)
@@ -153,5 +153,5 @@ def _write_mined(
             rows.append({names[0]: query, names[1]: document, "negative": chosen})
     write_table(output, OutputTable([*rows[0]], lambda: iter(rows)))
     say(f"{mined:,} negatives for {len(own):,} rows are in {output}")
-    if mining.margin is not None:
-        say(f"{close:,} documents were too similar to be negatives (--margin {mining.margin:g})")
+    if mining.gap is not None:
+        say(f"{close:,} documents were too similar to be negatives (--gap {mining.gap:g})")

@@ -24,6 +24,7 @@ from toolkit.metrics.generation import (
 from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_scores
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_scores
 from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_scores
+from toolkit.metrics.retrieval import CORRELATION, RETRIEVAL, correlations, retrieval_scores
 from toolkit.metrics.score import per_class_scores, without_classes
 from toolkit.metrics.squad import SQUAD, exact_match, f1, normalize_answer, squad_scores
 
@@ -161,8 +162,8 @@ def test_an_evaluate_metric_gives_the_same_and_writes_no_file(tmp_path, monkeypa
 
 
 def test_importing_the_functions_is_cheap() -> None:
-    names = ("classification", "entities", "intervals", "likelihood", "multi_label", "regression", "rouge", "score",
-             "squad", "translation")  # fmt: skip
+    names = ("classification", "entities", "generation", "intervals", "likelihood", "multi_label", "regression",
+             "retrieval", "score", "squad", "transcription")  # fmt: skip
     heavy = {"evaluate", "datasets", "torch", "sklearn", "sacrebleu", "rouge_score"}
     code = f"import sys, {', '.join(f'toolkit.metrics.{name}' for name in names)}; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -174,6 +175,8 @@ def test_the_declared_scores_are_those_that_are_returned() -> None:
     returned = {
         (*CLASSIFICATION, *per_class_scores(PER_CLASS, names)): classification_scores([0, 1], [0, 1], names),
         (*MULTI_LABEL, *per_class_scores(PER_LABEL, names)): multi_label_scores(columns, columns, names),
+        RETRIEVAL: retrieval_scores([[1]]),
+        CORRELATION: correlations([1, 2], [1, 2]),
         (*REGRESSION, *per_class_scores(PER_TARGET, names)): regression_scores(columns, columns, names),
         SQUAD: squad_scores(["a"], [["a"]]),
         TRANSLATION: translation_scores(["a"], ["a"], "13a"),
