@@ -30,7 +30,7 @@ def is_bare(model: PreTrainedModel) -> bool:
 
 
 def backbone(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Returns the pretrained parts by name: `base_model_prefix`, all of a bare model, or each part with repeated layers."""
+    """Returns the pretrained parts by name: `base_model_prefix`, all of a bare model, or parts with repeated layers."""
     base = getattr(model, model.base_model_prefix, None)
     if isinstance(base, nn.Module):
         return {model.base_model_prefix: base}

@@ -242,17 +242,27 @@ def test_sick_has_its_published_parts(mirror, tmp_path):
     assert {part: (folder / f"{part}.tsv").read_bytes().decode() for part in texts} == texts
 
 
+def test_trec_qa_has_its_published_parts(mirror, tmp_path):
+    files = {"train": "train.csv", "validation": "dev.csv", "test": "test.csv"}
+    texts = {part: f'qtext,label,atext\nwho,{n},"a, b"\n' for n, part in enumerate(files)}
+    for part, file in files.items():
+        (mirror / file).write_text(texts[part])
+    folder = made("trec_qa", mirror, tmp_path)
+    assert {part: (folder / f"{part}.csv").read_text() for part in texts} == texts
+
+
 def test_another_file_is_not_taken_for_sick(mirror, tmp_path):
     write_sick(mirror, header="<html>\n")
     with pytest.raises(DownloadError, match=r"SICK_train.txt does not begin with the names of the columns"):
         made("sick", mirror, tmp_path)
 
 
-def test_the_known_checksums_of_sick_are_of_the_published_files(real_data):
-    if not (real_data / "sick").is_dir():
-        pytest.skip("no SICK here: run `toolkit data get sick`")
-    for part in ("train", "validation"):
-        assert digest(real_data / "sick" / f"{part}.tsv") == CATALOG["sick"].sha256[f"{part}.tsv"]
+def test_known_checksums_are_of_the_published_files(real_data):
+    for name in ("sick", "trec_qa"):
+        if not (real_data / name).is_dir():
+            pytest.skip(f"not here: run `toolkit data get {name}`")
+        for file in (real_data / name).glob("*.[ct]sv"):
+            assert digest(file) == CATALOG[name].sha256[file.name]
 
 
 def test_wikitext2_has_its_published_parts(mirror, tmp_path):

@@ -90,9 +90,8 @@ WRITING = {
 
 @pytest.mark.parametrize("command", [name for name, action in arguments() if name_of(action) == "--overwrite"])
 def test_a_file_that_may_have_been_edited_is_replaced_only_on_request(command, tmp_path, capsys):
-    file = tmp_path / {"lr-plot": "a.svg", "runs": "a.csv", "predict": "a.csv", "mine": "a.csv", "export": "a.zip"}.get(
-        command, "a.x"
-    )
+    names = {"lr-plot": "a.svg", "runs": "a.csv", "predict": "a.csv", "mine": "a.csv", "export": "a.zip"}
+    file = tmp_path / names.get(command, "a.x")
     file.write_text("edited")
     given = {"predict": ("run", "--input", "rows.csv"), "evaluate": ("run", "--data", "rows.csv"), "export": ("run",),
              "mine": ("run", "--data", "rows.csv")}  # fmt: skip
