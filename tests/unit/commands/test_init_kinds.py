@@ -21,7 +21,7 @@ from commands import run_command
 from image_files import encoded as image
 from image_files import noise
 from newcomer_files import json_lines, prices, ratings, sentences, table
-from newcomer_models import save_chat_model
+from newcomer_models import save_chat_model, save_text_model
 from ruamel.yaml import YAML
 
 TEXTS = sentences(rows=60)
@@ -612,3 +612,28 @@ def test_parts_of_a_text_without_another_label_are_text_and_label(tmp_path) -> N
     assert init(written(tmp_path, rows), "data.columns.label=subject")["data"]["columns"] == {
         "text": "body", "label": "subject",
     }  # fmt: skip
+
+
+EMBEDDINGS = ("--recipe", "embeddings")
+SEARCHES: dict[str, tuple[dict[str, str], tuple[str, ...], dict[str, str]]] = {
+    "anchor": ({"anchor": "a", "positive": "p", "negative": "n"}, (), {}),
+    "query": ({"query": "a", "document": "p"}, (), {"anchor": "query", "positive": "document"}),
+    "abstract": ({"title": "a", "abstract": "p"}, (), {"anchor": "title", "positive": "abstract"}),
+    "answer": ({"question": "a", "answer": "p"}, EMBEDDINGS, {"anchor": "question", "positive": "answer"}),
+    "scored": ({"sentence1": "a", "sentence2": "p", "similarity": "s"}, EMBEDDINGS,
+               {"text": "sentence1", "text_pair": "sentence2", "score": "similarity"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", SEARCHES)
+def test_queries_and_what_answers_them_are_for_embeddings(form, tmp_path) -> None:
+    columns, given, expected = SEARCHES[form]
+    values = {"a": "What about {}?", "p": "It is said of {} that nothing is known.", "n": "Of others than {}, much is."}
+    rows = [
+        {name: values[kind].format(text) if kind in values else f"{number % 7 / 2}" for name, kind in columns.items()}
+        for number, text in enumerate(TEXTS)
+    ]
+    save_text_model(tmp_path / "encoder")
+    settings = init(written(tmp_path, rows), *given, "--model", tmp_path / "encoder")
+    assert settings["data"].get("columns", {}) == expected
+    assert settings["task"].get("loss") == ("cosent" if form == "scored" else None)

@@ -139,6 +139,13 @@ def evenly(values: Sequence[Any], most: int) -> list[Any]:
     return [values[place * len(values) // count] for place in range(count)]
 
 
+def each_text(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
+    """Returns the limit of texts that are read alone, of all columns."""
+    several = (rows[name][:] for name in rows.column_names)
+    texts = [text for column in several for text in column if isinstance(text, str)]
+    return [_truncation("max_length", texts, model)]
+
+
 def truncation(**columns: str) -> Limits:
     """Returns a function that limits the tokens of columns; arguments are options of the task and their columns."""
 

@@ -17,7 +17,18 @@ from toolkit.config.messages import join
 from toolkit.config.sections import DataConfig
 from toolkit.data.media.transcripts import TEXT_NAMES
 from toolkit.data.sources import is_files
-from toolkit.lab.init.guesses import Guess, Limits, answers, blocks, durations, pixels, spans, truncation, windows
+from toolkit.lab.init.guesses import (
+    Guess,
+    Limits,
+    answers,
+    blocks,
+    durations,
+    each_text,
+    pixels,
+    spans,
+    truncation,
+    windows,
+)
 from toolkit.lab.init.labels import MOST_WHOLE_CLASSES, REGRESSION, SINGLE, can_be_label, doubtful, is_flag, label_kind
 from toolkit.lab.init.models import LANGUAGES, Model, language_named, language_of
 from toolkit.lab.init.profile import FILES, OBJECT, OBJECTS, PRINTED, TEXT, TEXTS, ColumnProfile, Profile
@@ -414,6 +425,31 @@ def find_texts(pairs: bool) -> Find:
     return find
 
 
+def find_search(anchors: str, positives: str, alone: bool = False) -> Find:
+    """Returns a function that finds queries and texts that answer them, by their names, and texts that do not.
+
+    With `alone`, the names mean that only if there are no other texts.
+    """
+    negative = Role("negative", "negatives hardnegative contradiction", has_kind(TEXT, TEXTS))
+
+    def find(profile: Profile, given: Columns) -> Columns | None:
+        needed = (Role("anchor", anchors, has_kind(TEXT)), Role("positive", positives, has_kind(TEXT)))
+        found = roles(*needed)(profile, given)
+        if alone and sum(map(is_text, profile.columns.values())) > 2:
+            return None
+        return found and (roles(negative)(profile, found) or found)
+
+    return find
+
+
+def find_scored(profile: Profile, given: Columns) -> Columns | None:
+    """Finds pairs of texts with a number."""
+    if (found := find_texts(pairs=True)(profile, {k: v for k, v in given.items() if k != "score"})) is None:
+        return None
+    score = given.get("score", found.pop("label"))
+    return {**found, "score": score} if profile.column(score).numbers else None
+
+
 _AUDIO = Role("audio", "file filename path", has_kind(FILES["audio"]), length)
 
 
@@ -494,6 +530,11 @@ def spoken(sample: Sample) -> list[Guess]:
     return [Guess("task.language", found, f"that of the transcripts: {LANGUAGES[found].names[0].capitalize()}")]
 
 
+def similarity(sample: Sample) -> list[Guess]:
+    """Returns the loss of pairs with scores."""
+    return [Guess("task.loss", "cosent", f"{sample.columns['score']!r} says how similar they are")]
+
+
 KINDS = (
     Kind(
         *("token_classification", "token_classification", "texts with a tag for each token"),
@@ -541,6 +582,12 @@ KINDS = (
         settings=[translated_languages],
     ),
     Kind(
+        *("search", "embeddings", "queries with texts that answer them"),
+        find=find_search("query", "positive"),
+        texts=("anchor", "positive"),
+        limits=each_text,
+    ),
+    Kind(
         *("text", "reviews", "pairs of texts with a label"),
         find=find_texts(pairs=True),
         texts=("text",),
@@ -569,6 +616,12 @@ KINDS = (
         settings=[data_format("prompt_completion")],
     ),
     Kind(
+        *("search", "embeddings", "titles with their abstracts"),
+        find=find_search("title", "abstract", alone=True),
+        texts=("anchor", "positive"),
+        limits=each_text,
+    ),
+    Kind(
         *("summarization", "summarization", "texts with summaries"),
         find=roles(
             Role("summary", "highlights abstract tldr zusammenfassung", has_kind(TEXT)),
@@ -577,6 +630,21 @@ KINDS = (
         texts=("document",),
         limits=truncation(max_source_length="document", max_target_length="summary"),
         settings=[summary_prefix],
+    ),
+    Kind(
+        *("search", "embeddings", "queries with texts that answer them"),
+        find=find_search("query question premise", "document passage paragraph answer entailment"),
+        texts=("anchor", "positive"),
+        limits=each_text,
+    ),
+    Kind(
+        *("search", "embeddings", "pairs of texts with a score"),
+        find=find_scored,
+        texts=("text", "text_pair"),
+        limits=each_text,
+        settings=[
+            lambda sample: [Guess("task.loss", "cosent", f"{sample.columns['score']!r} says how similar they are")]
+        ],
     ),
     Kind(
         *("language_modeling", "language_modeling", "plain text"),

@@ -43,6 +43,10 @@ _CHAT = (Candidate("Qwen/Qwen2.5-0.5B-Instruct", "a small chat model of many lan
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "text": _ENCODERS,
     "qa": _ENCODERS,
+    "search": (
+        Candidate("sentence-transformers/all-MiniLM-L6-v2", "a small English sentence encoder", languages=("en",)),
+        Candidate("sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2", "a small one of 50 languages"),
+    ),
     "image": (
         Candidate("google/vit-base-patch16-224-in21k", "pretrained on 14 million images", None, for_gpu=True),
         Candidate("microsoft/resnet-18", "small enough for a CPU, pretrained on 1.3 million images", None, 5e-4),
