@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import datasets
     import numpy as np
     from torch import Tensor, nn
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
 
@@ -415,6 +415,13 @@ class Embeddings(Task):
                 "similarity_fn_name": "cosine" if self.options.normalize else "dot",
             },
         }  # fmt: skip
+
+    def script(self) -> str:
+        return "embedding"
+
+    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        pooled = {"mean": ".mean(0)", "cls": "[0]", "last_token": "[-1]"}[self.options.pooling]
+        return {"prompt": self.options.query_prompt, "pooled": pooled}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         return correlation_quality(*_scores_of(records)) if self.scored else retrieval_quality(_ranks_of(records))

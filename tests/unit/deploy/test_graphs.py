@@ -43,6 +43,7 @@ def media(folder: str) -> list[str]:
 KINDS = {
     "reviews": [{"text": text} for text in TEXTS],
     "qa": [{"question": "What grows?", "context": "Clover grows here. " * count} for count in (1, 40)],
+    "embeddings": [{"question": "What grows?"}, {"question": "Rain " * 90}],
     "token_classification": [{"tokens": "Anna drove to Kiel ."}, {"tokens": "Rain " * 90}],
     "language_modeling": [{"text": "The river is high."}, {"text": "Rain."}],
     "language_modeling/smoke_chat": [{"messages": [{"role": "user", "content": word}]} for word in ("Hello", "Bread?")],

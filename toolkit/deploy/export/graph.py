@@ -18,9 +18,9 @@ from toolkit.api.batch import Batch
 from toolkit.base.errors import InputError
 from toolkit.modalities.text import windows_of
 
-OUTPUTS = ("logits", "start_logits", "end_logits")
-"""The outputs of models that tasks use."""
 STATES = "last_hidden_state"
+OUTPUTS = ("logits", "start_logits", "end_logits", STATES)
+"""The outputs of models that tasks use."""
 TARGET = ("decoder_input_ids", "decoder_attention_mask")
 LEAST = 2
 """Least number of rows, tokens or samples of an example: a size of 0 or 1 is traced as a constant."""
