@@ -209,8 +209,6 @@ class Embeddings(Task):
         self.error_name = "" if self.scored else "rank"
         self.state = {"score_range": None} if self.scored else {"negatives": None}
         self.first, self.second = ("text", "text_pair") if self.scored else ("anchor", "positive")
-        self.given = self.first
-        """The column of rows without labels."""
 
     @property
     def scores(self) -> Sequence[Score]:
@@ -234,8 +232,13 @@ class Embeddings(Task):
 
     def for_documents(self) -> Embeddings:
         task = type(self)(self.cfg)
-        task.state, task.given = self.state, self.second
+        task.state = {**self.state, "given": self.second}  # part of the keys of cached rows
         return task
+
+    @property
+    def given(self) -> str:
+        """The column of rows without labels."""
+        return str(self.state.get("given", self.first))
 
     def read_columns(self) -> dict[str, Column]:
         columns = super().read_columns()

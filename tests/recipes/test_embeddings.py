@@ -149,6 +149,14 @@ def test_predict_ranks_documents_and_writes_embeddings(run, corpus, tmp_path, ca
     assert "--top-k: has no effect without --corpus" in capsys.readouterr().err
 
 
+def test_one_file_can_hold_the_documents_and_the_queries(run, tmp_path):
+    both = tmp_path / "both.jsonl"
+    both.write_text("".join(json.dumps({"question": q, "context": c}) + "\n" for q, c in texts("validation")[:4]))
+    assert run_command("predict", run, "--corpus", both, "--input", both, "--output", tmp_path / "r.jsonl") == 0
+    documents = {each for _, each in texts("validation")[:4]}
+    assert {row["document"] for row in answers(tmp_path / "r.jsonl")} == documents
+
+
 def test_mined_negatives_do_not_answer_their_query(run, corpus, tmp_path):
     output = tmp_path / "mined.jsonl"
     command = ("mine", run, "--data", QA / "train.json", "--output")
