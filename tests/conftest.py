@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
@@ -52,15 +53,23 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Makes variants of a test slow, after as many as its mark `fast` says."""
-    seen = Counter[str]()
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Makes variants of a test slow, after as many as its mark `fast` says, and keeps `SLOW_SHARE` of those.
+
+    Which ones are kept depends on their names alone, so that a test that fails in a sample was broken by a change.
+    """
+    seen, share = Counter[str](), float(os.environ.get("SLOW_SHARE", "1"))
+    dropped = []
     for item in items:
         if mark := item.get_closest_marker("fast"):
             name = item.nodeid.partition("[")[0]
             seen[name] += item.get_closest_marker("slow") is None
             if seen[name] > mark.args[0]:
                 item.add_marker("slow")
+                dropped += [item] if zlib.crc32(item.nodeid.encode()) >= share * 2**32 else []
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in {*dropped}]
 
 
 def pytest_unconfigure() -> None:
