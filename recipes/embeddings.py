@@ -273,6 +273,9 @@ class Embeddings(Task):
     def group_column(self) -> str | None:
         return None if self.scored else "anchor"
 
+    def inputs_of(self, row: Row) -> Mapping[str, Any]:
+        return {self.first: [row[self.first], row[self.second]]}  # several texts may belong to one
+
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         pairs = chain(rows[self.first], rows[self.second])
         return chain(pairs, (each for several in rows["negative"] for each in several)) if not self.scored else pairs

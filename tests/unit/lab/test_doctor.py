@@ -131,6 +131,21 @@ def test_clean_rows_have_no_findings(tmp_path):
     assert [each for each in found["findings"] if each["kind"] != "cut"] == []
 
 
+def test_queries_that_are_their_own_answer_are_found(tmp_path):
+    random = np.random.default_rng(1)
+    rows = [[sentence(random), sentence(random)] for _ in range(40)]
+    rows[3][1] = f" {rows[3][0].upper()}"
+    rows += [[rows[5][0], sentence(random)], rows[7]]  # lines 42 and 43: another answer to a query, the same again
+    write_csv(tmp_path / "rows.csv", rows, ["anchor", "positive"])
+    own = (f"data.train_file={tmp_path / 'rows.csv'}", "data.validation_file=null", "data.validation_split=0",
+           "eval.eval_on_start=false", "eval.eval_steps=null",
+           "data.columns={anchor: anchor, positive: positive}")  # fmt: skip
+    found = doctor("embeddings", tmp_path / "out", *own)
+    assert rows_of(found, "equal_texts") == [("train", 5)]
+    assert rows_of(found, "duplicates", "like_row") == [("train", 43, 9)]
+    assert not of_kind(found, "contradictory")
+
+
 def test_nearly_equal_questions_share_question_and_context(tmp_path):
     random = np.random.default_rng(2)
     contexts = [sentence(random, 60) for _ in range(12)]

@@ -312,6 +312,22 @@ def equal_rows(parts: Sequence[Part]) -> Iterator[Finding]:
             yield Finding("leaked", len(leaked), said, leaked)
 
 
+def equal_texts(task: Task, parts: Sequence[Part]) -> Iterator[Finding]:
+    """Yields the rows with the same text in two columns, for instance as a query and as what answers it."""
+    read, schema = task.read_columns(), task.schema()
+    names = [name for name, feature in schema.items() if name in read and getattr(feature, "dtype", "") == "string"]
+    for one, other in combinations(names, 2):
+        rows = [
+            part.place(row)
+            for part in parts
+            for row, (first, second) in enumerate(zip(part.rows[one][:], part.rows[other][:], strict=True))
+            if first and second and first.strip().lower() == second.strip().lower()
+        ]
+        if rows:
+            said = f"{counted(len(rows), 'row')} with the same text in {one!r} and {other!r}."
+            yield Finding("equal_texts", len(rows), said, rows)
+
+
 def shared_groups(parts: Sequence[Part], column: str | None) -> Iterator[Finding]:
     """Yields the groups that are in two splits."""
     for one, other in combinations(parts, 2):

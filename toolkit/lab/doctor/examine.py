@@ -16,7 +16,14 @@ from toolkit.config.keys import to_yaml, written
 from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
 from toolkit.data.columns import Beside, roles
-from toolkit.lab.doctor.duplicates import different_rows, equal_rows, fingerprints, near_rows, shared_groups
+from toolkit.lab.doctor.duplicates import (
+    different_rows,
+    equal_rows,
+    equal_texts,
+    fingerprints,
+    near_rows,
+    shared_groups,
+)
 from toolkit.lab.doctor.findings import Finding, Part, Suggestion, column_findings, described, label_findings, parts_of
 from toolkit.lab.doctor.label_errors import label_errors, predictions_of
 from toolkit.lab.doctor.report import Diagnosis
@@ -63,6 +70,7 @@ def diagnose(request: Request, run: Path | None) -> Diagnosis:
     findings = [
         *_bad_rows(subject),
         *equal_rows(parts),
+        *equal_texts(task, parts),
         *near_rows(task, rows, prints),
         *shared_groups(parts, Beside.of(cfg.data, task).group),
         *([] if predicted is None else label_errors(predicted)),

@@ -21,6 +21,7 @@ TITLES = {
     "shared_groups": "Groups in two splits",
     "duplicates": "Repeated rows",
     "near_duplicates": "Nearly repeated rows",
+    "equal_texts": "Equal texts in one row",
     "contradictory": "Equal inputs with different labels",
     "label_errors": "Likely wrong labels",
     "large_errors": "Largest errors",
