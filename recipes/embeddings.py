@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -23,6 +23,7 @@ from toolkit.api.batch import (
     Description,
     EvalData,
     ModelOutput,
+    Omission,
     Predictions,
     Processor,
     Record,
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 
 SCORED = ("cosent", "cosine")
 """Losses of pairs of texts with a score; the others train on texts that belong together."""
+COMPARING = ("multiple_negatives", "cosent")
+"""Losses that compare the rows of a step with each other; those of the others are sums over rows."""
 LOSS_SETTINGS = {
     "temperature": ("multiple_negatives", "cosent"),
     "symmetric": ("multiple_negatives",),
@@ -214,6 +217,9 @@ class Embeddings(Task):
     def scores(self) -> Sequence[Score]:
         return CORRELATION if self.scored else RETRIEVAL
 
+    def has(self, name: str) -> bool:
+        return super().has(name) and (name != "window_loss" or self.options.loss in COMPARING)
+
     def auto_model(self, config: PreTrainedConfig) -> str:
         return "AutoModel"
 
@@ -283,31 +289,32 @@ class Embeddings(Task):
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        first = self.options.query_prompt if self.given == self.first else self.options.document_prompt
-        queries = [first + each for each in rows[self.given]]
-        groups = [[each] for each in queries]
-        if labelled:
-            most = 0 if self.scored else self.state["negatives"]
-            others = [[]] * len(groups) if self.scored else [several[:most] for several in rows["negative"]]
-            documents = [[one, *more] for one, more in zip(rows[self.second], others, strict=True)]
-            prompt = self.options.document_prompt
-            groups = [[query, *(prompt + each for each in own)] for query, own in zip(queries, documents, strict=True)]
-            size = 2 + most
-        else:
-            size = 1
+        groups = self._groups(rows, labelled)
         flat = text.encode(processor, self.options, list(chain.from_iterable(groups)))
-        ends = [0]
-        for group in groups:
-            ends.append(ends[-1] + len(group))
-        parts = [slice(*ends[place : place + 2]) for place in range(len(groups))]
+        ends = [0, *accumulate(map(len, groups))]
+        parts, size = [slice(*pair) for pair in pairwise(ends)], 2 + self._most if labelled else 1
         missing: list[Any] = [[]] * size
-        tokens = [name for name in flat if name in text.MODEL_INPUTS]
         columns: dict[str, list[Any]] = {
-            name: [(flat[name][part] + missing)[:size] for part in parts] for name in tokens
+            name: [(flat[name][part] + missing)[:size] for part in parts] for name in flat if name in text.MODEL_INPUTS
         }
         columns["length"] = [size * max(flat["length"][part]) for part in parts]
         columns["truncated_input"] = [any(flat["truncated_input"][part]) for part in parts]
         return columns | {"label": self._labels(rows, size, labelled)}
+
+    @property
+    def _most(self) -> int:
+        """The largest number of negatives of a training row; further ones of other rows are not read."""
+        return self.state.get("negatives") or 0
+
+    def _groups(self, rows: Mapping[str, Sequence[Any]], labelled: bool) -> list[list[str]]:
+        """Returns the texts of each row, with their prompts."""
+        prompts = {self.first: self.options.query_prompt, self.second: self.options.document_prompt}
+        if not labelled:
+            return [[prompts[self.given] + each] for each in rows[self.given]]
+        negatives = rows.get("negative", [[]] * len(rows[self.first]))
+        documents = zip(rows[self.second], negatives, strict=True)
+        groups = [[prompts[self.second] + each for each in (one, *more[: self._most])] for one, more in documents]
+        return [[prompts[self.first] + query, *own] for query, own in zip(rows[self.first], groups, strict=True)]
 
     def _labels(self, rows: Mapping[str, Sequence[Any]], size: int, labelled: bool) -> list[Any]:
         """Returns the score of each row, or numbers of its texts, which are equal where the texts are."""
@@ -315,11 +322,16 @@ class Embeddings(Task):
             return [score if labelled else math.nan for score in rows["score"]]
         if not labelled:
             return [[IGNORE_INDEX]] * len(rows["anchor"])
-        texts = [[*row] for row in zip(rows["anchor"], rows["positive"], strict=True)]
-        found = [
-            [_identity(each) for each in (*pair, *more)] for pair, more in zip(texts, rows["negative"], strict=True)
-        ]
+        texts = zip(rows["anchor"], rows["positive"], rows["negative"], strict=True)
+        found = [[_identity(each) for each in (query, document, *more)] for query, document, more in texts]
         return [(row + [IGNORE_INDEX] * size)[:size] for row in found]
+
+    def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
+        if self.scored:
+            return []
+        counts = [len(each) for each in rows["negative"]]
+        cut = sum(max(0, count - self._most) for count in counts)
+        return [Omission(f"negatives beyond the {self._most} of training rows", cut, sum(counts))]
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         import torch
@@ -372,7 +384,7 @@ class Embeddings(Task):
             return LazyRecords(
                 lambda: ({**row, "prediction": each} for row, each in zip(data.rows, similar, strict=True))
             )
-        collection = Collection.of(data.rows, self.state["negatives"])
+        collection = Collection.of(data.rows, self._most)
         ranks, best = collection.ranked(found)
         places = {query: place for place, query in enumerate(collection.queries)}
         documents = {document: place for place, document in enumerate(collection.documents)}
