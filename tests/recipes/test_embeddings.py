@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,15 +12,16 @@ import numpy as np
 import pytest
 from commands import run_command
 from fastapi.testclient import TestClient
-from runs import BY_SPLIT, predictions, train, weights
+from runs import BY_SPLIT, ROOT, predictions, train, weights
 
 import toolkit
 from toolkit.base.errors import ConfigError, DataError
+from toolkit.deploy.demo import shown
 from toolkit.deploy.search import Corpus, read_corpus
-from toolkit.deploy.serving.app import build
+from toolkit.deploy.serving.app import Service, application, build
 from toolkit.deploy.serving.requests import Limits
 
-QA = Path("recipes/data/qa")
+QA = ROOT / "recipes/data/qa"
 FEW = (*BY_SPLIT, "train.max_steps=3", "eval.eval_steps=null", "checkpoint.save_steps=null")
 PAIRS = (
     "data.columns={text: text, text_pair: text_pair, score: score}", "data.validation_file=null",
@@ -205,6 +207,19 @@ def test_search_answers_many_clients_as_predict_does(run, corpus):
     assert "20,000 documents" in page
     with TestClient(build(opened, "the run", Limits())) as server:
         assert server.post("/search", json={"rows": [{"question": "a"}]}).status_code == 404
+
+
+def test_the_page_of_a_demo_finds_documents(run, corpus):
+    opened, question = toolkit.load(run), texts("validation")[0][0]
+    service = Service(opened, "the run", Limits(), read_corpus(opened, str(corpus)))
+    with TestClient(application(service)):
+        (found,) = asyncio.run(service.found([{"question": question}]))
+    recorded = {row["anchor"]: row["prediction"] for row in predictions(run)}
+    assert found["prediction"] == recorded[question]
+    best, table = shown(found, ("prediction", "documents"))
+    assert best == found["prediction"]
+    assert table["headers"] == ["rank", "score", "document", "document_row"]
+    assert len(table["data"]) == 10
 
 
 def test_equal_scores_are_in_the_order_of_the_documents():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolkit.base.console import quiet_libraries
 from toolkit.base.errors import InputError
@@ -13,6 +14,10 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.commands import options
 from toolkit.commands.options import Command
 from toolkit.system.launcher import require_no_launcher
+
+if TYPE_CHECKING:
+    from toolkit.deploy.search import Corpus
+    from toolkit.deploy.trained import TrainedRun
 
 EXPORT_MOST = 256
 """Most rows to compare on."""
@@ -107,12 +112,15 @@ def run_serve(arguments: argparse.Namespace) -> None:
             f"{limits.timeout:g} s; choose a shorter wait"
         )
     run, name, opened = options.open_served(arguments, ("fastapi", "uvicorn", "python_multipart"))
-    corpus = None
-    if arguments.corpus is not None:
-        from toolkit.deploy.search import read_corpus
+    serve_run(run, name, opened, limits, _corpus(run, arguments.corpus))
 
-        corpus = read_corpus(run, arguments.corpus)
-    serve_run(run, name, opened, limits, corpus)
+
+def _corpus(run: TrainedRun, file: str | None) -> Corpus | None:
+    if file is None:
+        return None
+    from toolkit.deploy.search import read_corpus
+
+    return read_corpus(run, file)
 
 
 def add_push(parser: argparse.ArgumentParser) -> None:
@@ -162,6 +170,7 @@ DEMO_PORT = 7860
 def add_demo(parser: argparse.ArgumentParser) -> None:
     """Adds the run and the address."""
     options.add_run(parser, bad_rows=None)
+    options.add(parser, "--corpus", default_text="none; with it, the page searches")
     options.add_address(parser, DEMO_PORT)
 
 
@@ -171,7 +180,7 @@ def run_demo(arguments: argparse.Namespace) -> None:
     from toolkit.deploy.serving.requests import Limits
 
     run, name, opened = options.open_served(arguments, ("gradio", "uvicorn"))
-    serve_demo(run, name, opened, Limits())
+    serve_demo(run, name, opened, Limits(), _corpus(run, arguments.corpus))
 
 
 COMMANDS = {

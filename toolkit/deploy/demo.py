@@ -24,6 +24,7 @@ from toolkit.data.sources import read_rows
 from toolkit.data.table import FILE, NUMBER, progress_bars
 from toolkit.data.writers import flat
 from toolkit.deploy.predict import needed_columns
+from toolkit.deploy.search import Corpus
 from toolkit.deploy.serving.requests import Columns, Limits, Refusal
 from toolkit.deploy.serving.server import Guard, answer_refusal, is_loopback, serve
 from toolkit.deploy.trained import TrainedRun
@@ -102,17 +103,26 @@ def from_text(text: str, messages: bool) -> Any:
 FONT, FONT_MONO = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
 """Fonts of the reader's system; gradio's themes load theirs from Google."""
 SHOWN_CLASSES = 8
-TABLES = ("n_best", "entities", "words")
+TABLES = ("n_best", "entities", "words", "documents")
 """Values of answers that are lists of mappings."""
 Answer = Callable[[list[dict[str, Any]]], Awaitable[list[dict[str, Any]]]]
 
 
-def build_page(title: str, columns: Columns, examples: Sequence[Mapping[str, Any]], predict: Answer) -> gradio.Blocks:
-    """Returns the page: fields for a row's columns with examples, and beside them the answer of `predict`."""
+def build_page(
+    title: str,
+    columns: Columns,
+    examples: Sequence[Mapping[str, Any]],
+    predict: Answer,
+    answers: Sequence[str] | None = None,
+) -> gradio.Blocks:
+    """Returns the page: fields for a row's columns with examples, and beside them the answer of `predict`.
+
+    The `answers` are the names of its values, by default those of the task.
+    """
     import gradio as gr
 
     fields = {name: _field(gr, name, columns.own[name], columns.given[name]) for name in columns.example}
-    answers = columns.task.answer_columns
+    answers = answers or columns.task.answer_columns
 
     async def answered(*values: Any) -> Any:
         try:
@@ -286,15 +296,22 @@ POLICY = (
 """Content security policy under which a browser asks no other machine, whatever gradio's scripts try."""
 
 
-def build_demo(run: TrainedRun, name: str, limits: Limits, folder: Path) -> ASGIApp:
-    """Returns the web application of the page; uploads and the examples' files are kept in an empty folder."""
+def build_demo(run: TrainedRun, name: str, limits: Limits, folder: Path, corpus: Corpus | None = None) -> ASGIApp:
+    """Returns the web application of the page; uploads and the examples' files are kept in an empty folder.
+
+    With a corpus, the page answers with the most similar documents.
+    """
     os.environ |= {**ENVIRONMENT, "GRADIO_TEMP_DIR": str(folder / "received")}
     from gradio import mount_gradio_app, themes
 
     from toolkit.deploy.serving.app import Service, application
 
-    service = Service(run, name, limits)
-    page = build_page(name, service.columns, validation_examples(run, folder / "examples"), service.answers)
+    service = Service(run, name, limits, corpus)
+    examples = validation_examples(run, folder / "examples")
+    if corpus is None:
+        page = build_page(name, service.columns, examples, service.answers)
+    else:
+        page = build_page(name, service.columns, examples, service.found, ("prediction", "documents"))
     page.queue(default_concurrency_limit=limits.max_queue, max_size=limits.max_queue)
     app = mount_gradio_app(
         application(service), page, path="/", footer_links=[], run_history=False, ssr_mode=False, mcp_server=False,
@@ -304,8 +321,8 @@ def build_demo(run: TrainedRun, name: str, limits: Limits, folder: Path) -> ASGI
     return OwnFiles(app, folder, limits.max_body)
 
 
-def serve_demo(run: TrainedRun, name: str, opened: socket.socket, limits: Limits) -> None:
+def serve_demo(run: TrainedRun, name: str, opened: socket.socket, limits: Limits, corpus: Corpus | None = None) -> None:
     """Serves the page of a run at a bound socket until SIGTERM or Ctrl-C: `toolkit demo`."""
     with tempfile.TemporaryDirectory(prefix="toolkit-demo-") as folder:
-        app = Guard(build_demo(run, name, limits, Path(folder)), is_loopback(opened), POLICY)
+        app = Guard(build_demo(run, name, limits, Path(folder), corpus), is_loopback(opened), POLICY)
         serve(app, opened, GRACE, lambda address: [f"open {address} in a browser to try {name}"])

@@ -307,7 +307,7 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
         model.forward = convert_outputs_to_fp32(model.forward)
     precision = torch.autocast(subject.device.type, dtype) if dtype is not None else nullcontext()
     offload = OffloadedActivations(model) if subject.cfg.train.activation_offload else nullcontext()
-    loss_sum = subject.task.loss_sum
+    loss_sum: Callable[[Any, Batch], Tensor] = subject.task.loss_sum
     if subject.task.has("window_loss") and subject.window > 1:
         loss_sum = _first_pass(subject, model, batch, ledger, precision)
     with offload:

@@ -25,7 +25,7 @@ def is_bare(model: PreTrainedModel) -> bool:
     """Whether a model is a backbone without a head, as `AutoModel` builds."""
     import transformers
 
-    kinds = transformers.AutoModel._model_mapping.get(type(model.config), ())
+    kinds: Any = transformers.AutoModel._model_mapping.get(type(model.config), ())
     return isinstance(model, kinds)
 
 

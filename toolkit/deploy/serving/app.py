@@ -76,13 +76,13 @@ class Service:
         """Answers the rows of a request with the `top_k` most similar documents of each."""
         if not 1 <= top_k <= MOST_DOCUMENTS:
             raise Refusal(422, f"top_k: received {top_k}, expected 1 to {MOST_DOCUMENTS}")
-        answers = await self._of_request(request)
-        found = await asyncio.get_running_loop().run_in_executor(self._checkers, self._ranked, answers, top_k)
-        return _json(200, {"results": found})
+        return _json(200, {"results": await self._ranked(await self._of_request(request), top_k)})
 
-    def _ranked(self, answers: list[dict[str, Any]], top_k: int) -> list[list[dict[str, Any]]]:
+    async def _ranked(self, answers: list[dict[str, Any]], top_k: int) -> list[list[dict[str, Any]]]:
         assert self.corpus is not None
-        return [*self.corpus.ranking(np.array([each["embedding"] for each in answers], dtype=np.float32), top_k)]
+        queries, corpus = np.array([each["embedding"] for each in answers], dtype=np.float32), self.corpus
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._checkers, lambda: [*corpus.ranking(queries, top_k)])
 
     async def _of_request(self, request: Request) -> list[dict[str, Any]]:
         if int(request.headers.get("content-length", LARGE)) >= LARGE:  # or of unknown length
@@ -96,6 +96,11 @@ class Service:
         """Answers rows that do not come from a request, for the page of `toolkit demo`; may raise a Refusal."""
         with self._place():
             return await self._answers(lambda: rows)
+
+    async def found(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Answers such rows with the best document as `prediction`, and all as `documents`."""
+        rankings = await self._ranked(await self.answers(rows), TOP_K)
+        return [{"prediction": each[0]["document"], "documents": each} for each in rankings]
 
     async def health(self) -> Response:
         """Whether rows are answered, by what, and how many requests are not answered yet."""
