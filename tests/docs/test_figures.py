@@ -103,3 +103,12 @@ def test_the_accuracy_of_plans() -> None:
     assert f"within {100 * worst:.1f} %" in page
     low, high = (round(100 * pick(v["peak_uncalibrated"] for v in variants)) for pick in (min, max))
     assert f"{low} to {high} %" in page
+
+
+def test_the_word_errors_of_speakers_that_were_never_heard() -> None:
+    cases = read(RESULTS / "spoken_digits.json")["cases"]
+    text = (ROOT / "recipes/configs/speech_recognition/README.md").read_text(encoding="utf-8")
+    for name, case in cases.items():
+        expected = ", ".join(f"{rate:.2f}" for rate in case["scores"]["spoken_digits.yaml"])
+        assert f"| {name} | {expected} |" in text
+    assert f"a training takes {round(cases['theo']['seconds_min'] / 60)} minutes" in text
