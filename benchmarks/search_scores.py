@@ -78,7 +78,7 @@ def main() -> None:
         first = cases[next(iter(cases))]
         figures = {key: first[key] for key in ("seconds", "seconds_min", "seconds_max", "runs")}
         title = "embeddings and rankings on public data, before and after training"
-        write(NAME, "search", title, {**figures, "cases": cases}, options)
+        write(NAME, "retrieval", title, {**figures, "cases": cases}, options)
 
 
 if __name__ == "__main__":

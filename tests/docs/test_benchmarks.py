@@ -10,7 +10,10 @@ from importlib import import_module
 import pytest
 from launching import ROOT
 
-OTHERS = {"GPU", "first results", "guards", "phases", "samples", "real data", "reviews", "search", "tools"}
+OTHERS = {
+    *("GPU", "first results", "guards", "phases", "samples", "real data", "retrieval", "reviews", "search", "speech"),
+    *("tools", "window loss"),
+}
 TIMES = ("seconds_min", "seconds", "seconds_max", "runs")
 
 

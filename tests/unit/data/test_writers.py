@@ -115,7 +115,7 @@ def test_a_failed_write_keeps_the_former_file(tmp_path):
 
 @pytest.mark.parametrize("name", ["answers", "answers.txt", "answers.csv.gz"])
 def test_other_endings_are_rejected_with_the_list(name):
-    with pytest.raises(InputError, match=r"expected a name that ends in .csv, .tsv, .xlsx, .jsonl or .parquet"):
+    with pytest.raises(InputError, match=r"expected a name that ends in .csv, .tsv, .xlsx, .jsonl, .parquet or .npy"):
         check_format(Path(name))
 
 
