@@ -398,7 +398,7 @@ def test_wrong_outputs_and_formats_of_an_export_are_named(finished, tmp_path, ca
     assert run_command("export", finished, "--parity-rows", 5) == 2
     assert "--parity-rows: a zip has the run's own model, which is not compared; remove it" in capsys.readouterr().err
     assert run_command("export", finished, "--format", "pickle") == 2
-    known = "zip or merged or onnx or torch_export or int8"
+    known = "zip or merged or sentence_transformers or onnx or torch_export or int8"
     assert f"--format: received pickle, expected {known}" in capsys.readouterr().err
 
 
