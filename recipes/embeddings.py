@@ -46,7 +46,7 @@ from toolkit.metrics.retrieval import (
 )
 from toolkit.metrics.score import Quality, Score
 from toolkit.modalities import text
-from toolkit.tasks.records import LazyRecords, checked_text
+from toolkit.tasks.records import LazyRecords, as_number, checked_text
 
 if TYPE_CHECKING:
     import datasets
@@ -113,11 +113,7 @@ class EmbeddingsOptions:
 
 def _number(value: Any) -> float:
     """Returns a score; raises BadRow if it is no finite number."""
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
+    if not math.isfinite(number := as_number(value)):
         raise BadRow(f"column 'score' holds {value!r}, not a number")
     return number
 

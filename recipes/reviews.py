@@ -43,7 +43,7 @@ from toolkit.modalities.mixing import mixed, mixes
 from toolkit.modalities.options import AudioOptions, ImageOptions
 from toolkit.modalities.text import POOLINGS, encode, pooled
 from toolkit.tasks.labels import map_problems
-from toolkit.tasks.records import LazyRecords
+from toolkit.tasks.records import LazyRecords, as_number
 
 if TYPE_CHECKING:
     import datasets
@@ -188,11 +188,7 @@ def _parts(batch: Batch) -> list[tuple[Any, ...]]:
 
 def _weight(value: Any) -> float:
     """Returns the weight of a row; raises BadRow if it is not a positive number."""
-    try:
-        weight = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        weight = math.nan
-    if not 0 < weight < math.inf:
+    if not 0 < (weight := as_number(value)) < math.inf:
         raise BadRow(f"column 'weight' holds {value!r}, not a positive number")
     return weight
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -23,6 +24,14 @@ def columns_of(records: Iterable[Record], *names: str) -> list[list[Any]]:
     """Returns the values of each name in all records."""
     rows = list(records)
     return [[row[name] for row in rows] for name in names]
+
+
+def as_number(value: Any) -> float:
+    """Returns a value as a number; NaN if it is none."""
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def checked_text(value: Any, name: str, place: str) -> str:

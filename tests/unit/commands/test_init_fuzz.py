@@ -316,7 +316,7 @@ def test_some_odd_files(files, tmp_path, monkeypatch) -> None:
     assert codes == {0, 2}
 
 
-@pytest.mark.slow
+@pytest.mark.fast(0)
 @pytest.mark.parametrize("seed", range(4))
 def test_odd_files_with_recipes_and_columns(seed, files, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

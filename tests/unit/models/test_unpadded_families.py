@@ -59,7 +59,7 @@ def test_write_the_figures(monkeypatch):
     FIGURES.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.fast(0)
 @pytest.mark.parametrize("kernel", ["split", "together"])
 @pytest.mark.parametrize(("kind", "head"), EVERY)
 def test_outputs_and_gradients_are_those_of_the_padded_model(kind, head, kernel, monkeypatch):
@@ -70,7 +70,7 @@ def test_outputs_and_gradients_are_those_of_the_padded_model(kind, head, kernel,
     assert found.gradient <= bound(kind)
 
 
-@pytest.mark.slow
+@pytest.mark.fast(0)
 @pytest.mark.parametrize(("kind", "head"), EVERY)
 def test_and_with_recomputed_layers(kind, head):
     padded, unpadded = copies(kind, head)

@@ -177,7 +177,13 @@ def _plain_model(request: Request, cfg: Config, task: Task) -> Iterator[Path]:
 
 
 def _merged(run: TrainedRun, plain: Path, folder: Path) -> Written:
-    shutil.copytree(plain, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    for each in plain.iterdir():
+        if run.cfg.model.peft.method != "none":
+            shutil.move(each, folder / each.name)  # the output may be a link to another disk
+        elif each.is_dir():
+            shutil.copytree(each, folder / each.name, copy_function=shutil.copyfile)
+        else:
+            shutil.copyfile(each, folder / each.name)
     return Written(reloaded(run, folder), {}, [])
 
 
