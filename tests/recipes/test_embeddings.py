@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,18 @@ def test_one_file_can_hold_the_documents_and_the_queries(run, tmp_path):
     assert run_command("predict", run, "--corpus", both, "--input", both, "--output", tmp_path / "r.jsonl") == 0
     documents = {each for _, each in texts("validation")[:4]}
     assert {row["document"] for row in answers(tmp_path / "r.jsonl")} == documents
+
+
+def test_documents_that_cannot_be_used_follow_the_policy_for_bad_rows(run, tmp_path, capsys):
+    file = tmp_path / "docs.jsonl"
+    file.write_text("".join(json.dumps({"context": each}) + "\n" for each in ("a farm", "", "a field")))
+    opened = toolkit.load(run)
+    with pytest.raises(DataError, match="row 2"):
+        read_corpus(opened, str(file))
+    data = replace(opened.cfg.data, bad_rows="skip", max_bad_rows=0.5)
+    found = read_corpus(replace(opened, cfg=replace(opened.cfg, data=data)), str(file))
+    assert (found.texts, [*found.rows]) == (["a farm", "a field"], [1, 3])
+    assert "1 row skipped that cannot be used" in capsys.readouterr().out
 
 
 def test_mined_negatives_do_not_answer_their_query(run, corpus, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import EvalData, Predictions
-from toolkit.base.console import say
+from toolkit.base.console import counted, say
 from toolkit.base.errors import DataError, InputError
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import apply_policy, load_table
@@ -77,9 +77,12 @@ def read_corpus(run: TrainedRun, file: str) -> Corpus:
         raise InputError(f"--corpus: {type(run.task).__name__} has no embeddings to search with")
     side = replace(run, task=task)
     (given,) = file_inputs(side, [file])
-    if given.table.bad:
-        bad = given.table.bad[0]
-        raise DataError(f"{file}: {len(given.table.bad):,} rows cannot be used; row {bad.number}: {bad.reason}")
+    if skipped := apply_policy({file: given.table}, run.cfg.data.bad_rows, run.cfg.data.max_bad_rows)[file]:
+        say(
+            f"{file}: {counted(skipped, 'row')} skipped that cannot be used, the first because {given.table.bad[0].reason}."
+        )
+    if not len(given.table.rows):
+        raise DataError(f"{file}: there are no documents")
     (column,) = task.read_columns()
     first: dict[str, int] = {}
     for place, text in enumerate(given.table.rows[column][:]):
@@ -120,8 +123,6 @@ def mine(run: TrainedRun, file: str, corpus: str | None, output: Path, mining: M
     reading = Reading.of(run.cfg.data)
     table = load_table(file, run.task, run.cfg.data.columns, labelled=True, reading=reading)
     apply_policy({file: table}, run.cfg.data.bad_rows, run.cfg.data.max_bad_rows)
-    if query not in table.rows.column_names or document not in table.rows.column_names:
-        raise InputError(f"mine: rows need {query!r} and {document!r}")
     data = run.preprocessed(table.rows, labelled=True)
     found = read_corpus(run, corpus or file)
     predictions = run.predictions(data)

@@ -28,9 +28,10 @@ from toolkit.data.findings import listed
 from toolkit.data.loading import CheckedRows, check_rows
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import skipped
+from toolkit.lab.init.columns import COLUMN, Columns, is_text
 from toolkit.lab.init.files import entity_guesses, file_guesses, name_of, split_files
 from toolkit.lab.init.guesses import Guess, evaluation, groups, speed, to_text, training, validation
-from toolkit.lab.init.kinds import COLUMN, KINDS, Columns, Kind, Sample, is_text, languages_of
+from toolkit.lab.init.kinds import KINDS, Kind, Sample, languages_of
 from toolkit.lab.init.labels import SINGLE, can_be_label, merged
 from toolkit.lab.init.models import choose, from_scratch
 from toolkit.lab.init.profile import ColumnProfile, Profile, profile_files

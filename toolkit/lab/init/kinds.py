@@ -1,4 +1,4 @@
-"""The kinds of data that a YAML can be written for, and how their columns and labels are recognised."""
+"""The kinds of data that a YAML can be written for, and the settings that follow from their rows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,37 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
-from pathlib import Path
 from statistics import pstdev
 from typing import Any
 
 from toolkit.base.errors import InputError
 from toolkit.config.messages import join
-from toolkit.config.sections import DataConfig
-from toolkit.data.media.transcripts import TEXT_NAMES
-from toolkit.data.sources import is_files
+from toolkit.lab.init.columns import (
+    COLUMN,
+    LABEL_ROLE,
+    TEXT_ROLE,
+    Columns,
+    Find,
+    Role,
+    column_language,
+    find_answers,
+    find_chats,
+    find_clips,
+    find_pair,
+    find_plain_text,
+    find_prompts,
+    find_scored,
+    find_search,
+    find_speech,
+    find_texts,
+    has_kind,
+    is_tags,
+    is_text,
+    is_tokens,
+    length,
+    roles,
+    words_of,
+)
 from toolkit.lab.init.guesses import (
     Guess,
     Limits,
@@ -29,209 +50,9 @@ from toolkit.lab.init.guesses import (
     truncation,
     windows,
 )
-from toolkit.lab.init.labels import MOST_WHOLE_CLASSES, REGRESSION, SINGLE, can_be_label, doubtful, is_flag, label_kind
+from toolkit.lab.init.labels import REGRESSION, SINGLE, doubtful, is_flag, label_kind
 from toolkit.lab.init.models import LANGUAGES, Model, language_named, language_of
-from toolkit.lab.init.profile import FILES, OBJECT, OBJECTS, PRINTED, TEXT, TEXTS, ColumnProfile, Profile
-
-Columns = dict[str, str]
-"""The file's columns by the recipe's names for them."""
-Find = Callable[[Profile, Columns], Columns | None]
-"""Returns the columns of a kind of data, given those that the user named; None if the file is of another kind."""
-COLUMN = "data.columns."
-"""The beginning of the keys of columns."""
-_TAG = re.compile(r"O|[BIESLU]-\S+")
-_LEAST_CHARACTERS = 15
-"""Smallest mean length of a text that no name gives away."""
-_NAMES_OF_TEXTS = (
-    "review reviews comment comments body message content sentence tweet post description feedback kommentar"
-)
-
-
-def _words(name: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
-
-
-@dataclass(frozen=True)
-class Role:
-    """A column that a kind of data needs."""
-
-    name: str  # the recipe's name for it
-    usual: str  # usual names, each a lower-case word or several without anything between
-    fits: Callable[[ColumnProfile], bool]  # whether a column can have this role
-    # orders columns that fit and have no usual name, the best last; None if the name is required
-    rank: Callable[[ColumnProfile], tuple[float, ...]] | None = None
-    free: bool = False  # whether a column that the user names need not fit
-
-    def named(self, column: ColumnProfile) -> int:
-        """Returns how much a column's name means this role: 2 completely, 1 in part, 0 not."""
-        words = _words(column.name)
-        usual = {self.name, *self.usual.split()}
-        return 2 if "".join(words) in usual else 1 if usual & set(words) else 0
-
-    def choose(self, columns: Mapping[str, ColumnProfile]) -> str | None:
-        """Returns the name of the column that fits best, or None."""
-        fitting = [column for column in columns.values() if self.fits(column) and (self.rank or self.named(column))]
-        rank = self.rank or (lambda column: ())
-        best = max(fitting, key=lambda column: (self.named(column), rank(column)), default=None)
-        return best.name if best else None
-
-
-def roles(*needed: Role) -> Find:
-    """Returns a function that finds a column for each role."""
-
-    def find(profile: Profile, given: Columns) -> Columns | None:
-        found = dict(given)
-        for role in needed:
-            used = [part for name in found.values() for part in profile.parts(name)]
-            free = {name: column for name, column in profile.columns.items() if name not in used}
-            best = found.get(role.name) or role.choose(free)
-            if best is None or not (role.free or role.fits(profile.column(best))):
-                return None
-            found[role.name] = best
-        return found
-
-    return find
-
-
-def is_text(column: ColumnProfile) -> bool:
-    """Whether a column holds texts, not names: long ones, or different ones below a usual name."""
-    named = {"text", *_NAMES_OF_TEXTS.split()} & {*_words(column.name)}
-    different = not can_be_label(column) or len(column.counts) > MOST_WHOLE_CLASSES
-    return column.kind == TEXT and bool((named and different) or column.mean_characters >= _LEAST_CHARACTERS)
-
-
-def is_answer(column: ColumnProfile) -> bool:
-    """Whether a column holds SQuAD's answers, with their places in the context."""
-    return column.kind == OBJECT and all({"text", "answer_start"} <= value.keys() for value in column.values)
-
-
-def has_kind(*kinds: str) -> Callable[[ColumnProfile], bool]:
-    """Returns a function that tells whether a column holds values of one of the kinds."""
-    return lambda column: column.kind in kinds
-
-
-_QUESTION = Role("question", "query", has_kind(TEXT))
-_CONTEXT = Role("context", "passage paragraph document text note notes", has_kind(TEXT))
-
-
-def find_answers(profile: Profile, given: Columns) -> Columns | None:
-    """Finds questions, contexts and SQuAD's answers; raises InputError if the answers are without their places."""
-    if found := roles(_QUESTION, _CONTEXT, Role("answers", "answer", is_answer))(profile, given):
-        return found
-    if (found := roles(_QUESTION, _CONTEXT, Role("answers", "answer", has_kind(*PRINTED)))(profile, given)) is None:
-        return None
-    without = f"{COLUMN}prompt={shlex.quote(found['question'])} {COLUMN}completion={shlex.quote(found['answers'])}"
-    raise InputError(
-        f"{profile.source}: {found['answers']} holds answers alone, and the recipe qa also reads where an answer is, "
-        'for instance from .jsonl: {"text": [answer], "answer_start": [context.index(answer)]}. To train a model that '
-        f"writes answers, without {found['context']}: --recipe language_modeling {without}"
-    )
-
-
-def repeats(column: ColumnProfile) -> tuple[float, float]:
-    """Returns whether few enough rows for a run lack a value (1 or 0), and how often a value occurs, on average."""
-    rows = len(column.values) + column.empty
-    return float(column.empty <= DataConfig.max_bad_rows * rows), len(column.values) / max(len(column.counts), 1)
-
-
-def length(column: ColumnProfile) -> tuple[float]:
-    """Returns the mean number of characters of a column's values."""
-    return (column.mean_characters,)
-
-
-def find_pair(profile: Profile, given: Columns) -> Columns | None:
-    """Finds a mapping of languages, or two columns of text in different languages."""
-    mappings = [column for column in profile.columns.values() if column.kind == OBJECT]
-    for column in mappings:
-        languages = list(column.values[0])
-        if len(languages) >= 2 and all(map(language_named, languages)):
-            return {"translation": column.name}
-    # Values that repeat are labels before they are a language.
-    texts = {
-        name: each
-        for name, each in profile.columns.items()
-        if each.kind == TEXT and 2 * len(each.counts) > len(each.values) and not can_be_label(each)
-    }
-    if {"source", "target"} <= given.keys():
-        return given
-    for source, target in permutations(texts, 2):
-        pair = column_language(texts[source]), column_language(texts[target])
-        if None not in pair and pair[0] != pair[1]:
-            found = {"source": source, "target": target} | given
-            if len(set(found.values())) == len(found):
-                return found
-    return None
-
-
-def column_language(column: ColumnProfile) -> str | None:
-    """Returns the code of a column's language: that of its texts or, if they are too short, that in its name."""
-    return language_of(map(str, column.values[:200])) or language_named(column.name)
-
-
-def is_chat(column: ColumnProfile) -> bool:
-    """Whether a column holds conversations, also as ShareGPT writes them."""
-    return column.kind == OBJECTS and all(
-        {"role", "content"} <= turn.keys() or {"from", "value"} <= turn.keys()
-        for turns in column.values
-        for turn in turns
-    )
-
-
-def is_tokens(column: ColumnProfile) -> bool:
-    """Whether a column holds tokens: lists of texts, or text with blanks between them."""
-    return column.kind in (TEXT, TEXTS)
-
-
-def is_tags(column: ColumnProfile) -> bool:
-    """Whether a column holds tags of entities, in the same form."""
-    lists = column.lists or [value if isinstance(value, list) else str(value).split() for value in column.values]
-    return is_tokens(column) and all(_TAG.fullmatch(str(tag)) for tags in lists for tag in tags)
-
-
-def find_prompts(profile: Profile, given: Columns) -> Columns | None:
-    """Finds prompts and completions; raises InputError for a prompt in two parts, as Alpaca's, and for preferences."""
-    completion = Role("completion", "response output answer assistant reply", has_kind(TEXT), free=True)
-    found = roles(Role("prompt", "instruction question input user", has_kind(TEXT)), completion)(profile, given)
-    if not given and {"chosen", "rejected"} <= profile.columns.keys():
-        prompt = "prompt" if "prompt" in profile.columns else "COLUMN"
-        raise InputError(
-            f"{profile.source}: chosen and rejected are a preference, which no recipe learns. To train on the chosen "
-            f"answers alone: --recipe language_modeling {COLUMN}prompt={prompt} {COLUMN}completion=chosen"
-        )
-    if found is None or "prompt" in given:
-        return found
-    texts = [name for name, column in profile.columns.items() if column.kind == TEXT and name not in found.values()]
-    if part := next((name for name in texts if name.lower() in ("input", "context", "instruction", "system")), None):
-        prompt = found["prompt"]
-        raise InputError(
-            f"{profile.source}: {prompt} and {part} are parts of one prompt. Write them into one column, as in "
-            f"frame['prompt'] = frame[{prompt!r}] + '\\n\\n' + frame[{part!r}].fillna(''); to leave {part} out, pass "
-            f"{COLUMN}prompt={shlex.quote(prompt)}"
-        )
-    return found
-
-
-def find_chats(profile: Profile, given: Columns) -> Columns | None:
-    """Finds conversations; raises InputError if their messages have other keys."""
-    names = "conversation conversations chat"
-    if found := roles(Role("messages", names, is_chat, length))(profile, given):
-        return found
-    chats = [name for name in profile.columns if name.lower() in (*names.split(), "messages")]
-    name = next((name for name in chats if profile.columns[name].kind == OBJECTS), None)
-    if name is None:
-        return None
-    keys = join(sorted({str(key) for turn in profile.columns[name].values[0] for key in turn}), "and")
-    raise InputError(
-        f"{profile.source}: the messages of {name} have {keys}; they need role and content, or from and value, for "
-        'instance {"role": "user", "content": "..."}'
-    )
-
-
-def find_plain_text(profile: Profile, given: Columns) -> Columns | None:
-    """Finds the lines of a text file, or the column that the user named."""
-    column = given.get("text", "text")
-    is_plain = Path(profile.source).suffix.lower() == ".txt" or "text" in given
-    return {"text": column} if is_plain and column in profile.columns else None
+from toolkit.lab.init.profile import FILES, TEXT, ColumnProfile, Profile
 
 
 @dataclass(frozen=True)
@@ -305,7 +126,7 @@ def _require_one_label(sample: Sample) -> None:
     """Raises InputError if several columns of 0 and 1 may be the labels, and the name of none tells."""
     label, columns = sample.column("label"), sample.profile.columns
     flags = [name for name, each in columns.items() if len(each.counts) == 2 and is_flag(each.counts)]
-    if len(flags) < 2 or label.name not in flags or _LABEL.named(label) == 2 or COLUMN + "label" in sample.given:
+    if len(flags) < 2 or label.name not in flags or LABEL_ROLE.named(label) == 2 or COLUMN + "label" in sample.given:
         return
     raise InputError(
         f"{sample.profile.source}: {join(flags, 'and')} hold 0 and 1, or yes and no. Name the one to predict, as "
@@ -387,125 +208,6 @@ def _as_text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-_LABEL = Role(
-    "label",
-    "labels class classes category categories target sentiment rating ratings stars score intent topic tags tag genre "
-    "kategorie klasse bewertung note sterne stimmung y",
-    can_be_label,
-    repeats,
-    free=True,
-)
-_TEXT = Role("text", _NAMES_OF_TEXTS, is_text, length, free=True)
-
-_PAIRS = (("premise", "hypothesis"), ("question", "answer"), ("query", "document"))
-_JOINED = (("subject", "body"), ("title", "text"))
-"""Names of two columns that are parts of one text."""
-_NUMBERED = re.compile(r"(.+?)[\W_]*([12ab])")
-
-
-def _is_pair(first: str, second: str) -> bool:
-    """Whether names are those of a pair: usual ones, or one name with 1 and 2, or A and B."""
-    one, other = (_NUMBERED.fullmatch(name.lower()) for name in (first, second))
-    numbered = one and other and one[1] == other[1] and one[2] + other[2] in ("12", "ab")
-    return bool(numbered) or (first.lower(), second.lower()) in _PAIRS
-
-
-def find_texts(pairs: bool) -> Find:
-    """Returns a function that finds a label and two columns of text: a pair, or parts of one text."""
-
-    def find(profile: Profile, given: Columns) -> Columns | None:
-        texts = [name for name, column in profile.columns.items() if column.kind == TEXT and name not in given.values()]
-        for first, second in () if {"text", "text_pair"} & given.keys() else permutations(texts, 2):
-            if pairs and _is_pair(first, second):
-                return roles(_LABEL)(profile, {"text": first, "text_pair": second} | given)
-            if not pairs and (first.lower(), second.lower()) in _JOINED:
-                return roles(_LABEL)(profile, {"text": f"{{{first}}}\n{{{second}}}"} | given)
-        return roles(_LABEL, _TEXT)(profile, given) if pairs and "text_pair" in given else None
-
-    return find
-
-
-def find_search(anchors: str, positives: str, alone: bool = False) -> Find:
-    """Returns a function that finds queries and texts that answer them, by their names, and texts that do not.
-
-    With `alone`, the names mean that only if there are no other texts.
-    """
-    negative = Role("negative", "negatives hardnegative contradiction", has_kind(TEXT, TEXTS))
-
-    def find(profile: Profile, given: Columns) -> Columns | None:
-        needed = (Role("anchor", anchors, has_kind(TEXT)), Role("positive", positives, has_kind(TEXT)))
-        found = roles(*needed)(profile, given)
-        if alone and sum(map(is_text, profile.columns.values())) > 2:
-            return None
-        return found and (roles(negative)(profile, found) or found)
-
-    return find
-
-
-def find_scored(profile: Profile, given: Columns) -> Columns | None:
-    """Finds pairs of texts with a number."""
-    if (found := find_texts(pairs=True)(profile, {k: v for k, v in given.items() if k != "score"})) is None:
-        return None
-    score = given.get("score", found.pop("label"))
-    return {**found, "score": score} if profile.column(score).numbers else None
-
-
-_AUDIO = Role("audio", "file filename path", has_kind(FILES["audio"]), length)
-
-
-def is_transcript(column: ColumnProfile) -> bool:
-    """Whether a column holds transcripts, not labels: different texts of several words, or of any below usual names."""
-    if column.kind != TEXT or column.empty > len(column.values):
-        return False
-    named = {*_words(column.name), "".join(_words(column.name))} & {*_TRANSCRIPTS.split()}
-    if named and len(column.counts) > MOST_WHOLE_CLASSES:
-        return True
-    words = sum(len(str(value).split()) for value in column.values)
-    return not can_be_label(column) and (bool(named) or words >= 2 * len(column.values))
-
-
-_TRANSCRIPTS = " ".join(("transcripts", *TEXT_NAMES)).replace("_", "")
-_TRANSCRIPT = Role("text", _TRANSCRIPTS, is_transcript, length)
-_START = Role("start", "begin onset from anfang beginn xmin tmin t0", lambda column: bool(column.numbers))
-_END = Role("end", "stop finish to offset ende xmax tmax t1", lambda column: bool(column.numbers))
-_OTHER_PARTS = frozenset(
-    ("duration", "dur", "length", "ms", "msec", "millis", "milliseconds", "sample", "samples", "frame", "frames")
-)
-"""Words of columns that place a clip in its recording in another way than by its first and last second."""
-
-
-def find_clips(profile: Profile, given: Columns) -> Columns | None:
-    """Finds recordings, labels, and the seconds where clips begin and end; raises InputError as `_with_parts`."""
-    return _with_parts(profile, given, roles(_AUDIO, _LABEL)(profile, given))
-
-
-def find_speech(profile: Profile, given: Columns) -> Columns | None:
-    """Finds recordings, transcripts, and the seconds where they begin and end; raises InputError as `_with_parts`.
-
-    A column that is named as a label decides for classes; the name of a folder does not.
-    """
-    labels = [each for each in profile.columns.values() if _LABEL.named(each) == 2 and can_be_label(each)]
-    if "label" in given or (labels and not is_files(profile.source) and "text" not in given):
-        return None
-    return _with_parts(profile, given, roles(_AUDIO, _TRANSCRIPT)(profile, given))
-
-
-def _with_parts(profile: Profile, given: Columns, found: Columns | None) -> Columns | None:
-    """Adds the columns of where clips begin and end; raises InputError if these are in another form than seconds."""
-    if found is None or {"start", "end"} & given.keys():
-        return found
-    free = {name: column for name, column in profile.columns.items() if name not in found.values()}
-    parts = {role.name: name for role in (_START, _END) if (name := role.choose(free))}
-    others = [name for name, column in free.items() if column.numbers and _OTHER_PARTS & {*_words(name)}]
-    if (others and len(parts) == 1) or set(others) & set(parts.values()):
-        raise InputError(
-            f"{profile.source}: {join([*dict.fromkeys([*parts.values(), *others])], 'and')} seem to say which part of "
-            "a recording a clip is. A run reads the seconds where it begins and ends: add columns with them, and name "
-            f"these: {COLUMN}start=COLUMN {COLUMN}end=COLUMN"
-        )
-    return found | parts
-
-
 def spoken(sample: Sample) -> list[Guess]:
     """Returns the language that Whisper is told; raises InputError if neither a column nor the transcripts show it."""
     from toolkit.modalities.speech import language_code
@@ -520,7 +222,7 @@ def spoken(sample: Sample) -> list[Guess]:
     if sample.model.model_type != "whisper" or name.endswith(".en") or named:
         return []
     for column in columns:
-        if {"language", "locale", "lang"} & {*_words(column.name)} and all(map(language_code, column.counts)):
+        if {"language", "locale", "lang"} & {*words_of(column.name)} and all(map(language_code, column.counts)):
             (first, _), *more = column.counts.most_common()
             why = f"{column.name!r} holds the languages of the transcripts"
             return [Guess(f"{COLUMN}language", column.name, why) if more else Guess("task.language", first, why)]
@@ -563,7 +265,7 @@ KINDS = (
     ),
     Kind(
         *("image", "reviews", "images with a label"),
-        find=roles(Role("image", "file filename path", has_kind(FILES["image"]), length), _LABEL),
+        find=roles(Role("image", "file filename path", has_kind(FILES["image"]), length), LABEL_ROLE),
         limits=pixels,
         settings=[media("image"), label_settings],
     ),
@@ -603,7 +305,7 @@ KINDS = (
     ),
     Kind(
         *("text", "reviews", "texts with a label"),
-        find=roles(_LABEL, _TEXT),
+        find=roles(LABEL_ROLE, TEXT_ROLE),
         texts=("text",),
         limits=truncation(max_length="text"),
         settings=[label_settings],
