@@ -78,9 +78,8 @@ def read_corpus(run: TrainedRun, file: str) -> Corpus:
     side = replace(run, task=task)
     (given,) = file_inputs(side, [file])
     if skipped := apply_policy({file: given.table}, run.cfg.data.bad_rows, run.cfg.data.max_bad_rows)[file]:
-        say(
-            f"{file}: {counted(skipped, 'row')} skipped that cannot be used, the first because {given.table.bad[0].reason}."
-        )
+        reason = given.table.bad[0].reason
+        say(f"{file}: {counted(skipped, 'row')} skipped that cannot be used, the first because {reason}.")
     if not len(given.table.rows):
         raise DataError(f"{file}: there are no documents")
     (column,) = task.read_columns()
