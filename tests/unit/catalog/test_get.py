@@ -257,6 +257,7 @@ def test_another_file_is_not_taken_for_sick(mirror, tmp_path):
         made("sick", mirror, tmp_path)
 
 
+@pytest.mark.real
 def test_known_checksums_are_of_the_published_files(real_data):
     for name in ("sick", "trec_qa"):
         if not (real_data / name).is_dir():
