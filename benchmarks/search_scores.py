@@ -22,12 +22,14 @@ from every_tool import spread
 from pairs import ROOT, parser, read_options, write
 
 NAME = "search_scores"
+RANKED = ("map", "mrr_at_10", "ndcg_at_10")
 CASES = {
-    "agxqa": ("embeddings", "json", ("recall_at_1", "mrr_at_10", "ndcg_at_10")),
-    "sick": ("embeddings", "tsv", ("spearman", "pearson")),
-    "trec_qa": ("reviews", "csv", ("map", "mrr_at_10", "ndcg_at_10")),
+    "agxqa": ("embeddings", "agxqa", "json", ("recall_at_1", "mrr_at_10", "ndcg_at_10")),
+    "sick": ("embeddings", "sick", "tsv", ("spearman", "pearson")),
+    "trec_qa": ("embeddings", "trec_qa", "csv", RANKED),
+    "trec_qa_reranker": ("reviews", "trec_qa", "csv", RANKED),
 }
-"""The recipe of each configuration, the ending of its files, and its scores."""
+"""The recipe and the configuration of each case, the ending of its files, and its scores."""
 
 
 def command(words: Sequence[str], threads: int) -> None:
@@ -39,20 +41,21 @@ def command(words: Sequence[str], threads: int) -> None:
 
 def measured(name: str, options: Any) -> dict[str, Any]:
     """Trains a case with each seed, and scores its baselines."""
-    recipe, ending, names = CASES[name]
-    rows = [f"data.{part}_file={options.data.resolve() / name / part}.{ending}" for part in ("train", "validation")]
-    config = [recipe, "--config", name, *rows, f"model.name_or_path={options.minilm.resolve()}"]
+    recipe, config_name, ending, names = CASES[name]
+    folder = options.data.resolve() / config_name
+    rows = [f"data.{part}_file={folder / part}.{ending}" for part in ("train", "validation")]
+    config = [recipe, "--config", config_name, *rows, f"model.name_or_path={options.minilm.resolve()}"]
     config += ["train.max_steps=2"] if options.quick else []
     found, seconds = [], []
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bench-") as place:
         for seed in range(42, 42 + options.pairs):
-            run, began = Path(folder) / str(seed), time.perf_counter()
+            run, began = Path(place) / str(seed), time.perf_counter()
             command(["train", *config, f"seed={seed}", f"output_dir={run}"], options.threads)
             seconds.append(time.perf_counter() - began)
             result = json.loads((run / "run.json").read_text(encoding="utf-8"))["result"]
             before = {each: result.get(f"start_{each}") for each in names}
             found.append({"seed": seed, "before": before, "after": {each: result[f"eval_{each}"] for each in names}})
-        output = Path(folder) / "baseline"
+        output = Path(place) / "baseline"
         command(["baseline", *config, "--no-model", "--output", str(output)], options.threads)
         baselines = json.loads((output / "baseline.json").read_text(encoding="utf-8"))["baselines"]
     scores = {each["name"]: {key.removeprefix("eval_"): value for key, value in each["scores"].items()}

@@ -40,21 +40,25 @@ from toolkit.metrics.retrieval import (
     RETRIEVAL,
     correlation_quality,
     correlations,
+    grouped_ranks,
     ranks_of,
     retrieval_quality,
     retrieval_scores,
 )
 from toolkit.metrics.score import Quality, Score
 from toolkit.modalities import text
-from toolkit.tasks.records import LazyRecords, as_number, checked_text
+from toolkit.tasks.records import LazyRecords, as_number, checked_text, columns_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import datasets
     import numpy as np
     from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
+    from toolkit.document.blocks import Section
 
 SCORED = ("cosent", "cosine")
 """Losses of pairs of texts with a score; the others train on texts that belong together."""
@@ -65,6 +69,7 @@ LOSS_SETTINGS = {
     "symmetric": ("multiple_negatives",),
     "margin": ("triplet",),
     "score_range": ("cosine",),
+    "ranking": ("cosent", "cosine"),
 }
 """Settings that only some losses use."""
 
@@ -95,6 +100,9 @@ class EmbeddingsOptions:
     score_range: tuple[float, float] | None = None
     """Scores of texts that have nothing in common and of equal texts (`cosine`); null uses the smallest and the largest
     of the training rows."""
+    ranking: bool = False
+    """Whether to score how well the second texts of each first one are ranked, too (`map` and others); those whose
+    score is in the upper half of the training rows' range are right. All rows of a first text stay in one split."""
     matryoshka_dims: list[Positive] | None = None
     """Lengths to which embeddings can be cut later: the loss is the mean of those of the first numbers, for each of
     these lengths and the full one (Kusupati et al. 2022, arXiv 2205.13147)."""
@@ -130,12 +138,6 @@ def _texts(value: Any) -> list[str]:
 def _identity(text: str) -> int:
     """Returns a number of 62 bits that is the same for equal texts, in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 2
-
-
-def _scores_of(records: Iterable[Record]) -> tuple[list[float], list[float]]:
-    """Returns the predicted and the right scores."""
-    pairs = [(record["prediction"], record["score"]) for record in records]
-    return [one for one, _ in pairs], [other for _, other in pairs]
 
 
 def _ranks_of(records: Iterable[Record]) -> list[list[int]]:
@@ -204,14 +206,15 @@ class Embeddings(Task):
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self.scored = self.options.loss in SCORED
-        self.best_metric = "spearman" if self.scored else "ndcg_at_10"
+        ranked = not self.scored or self.options.ranking
+        self.best_metric = "map" if self.options.ranking else "ndcg_at_10" if ranked else "spearman"
         self.error_name = "" if self.scored else "rank"
         self.state = {"score_range": None} if self.scored else {"negatives": None}
         self.first, self.second = ("text", "text_pair") if self.scored else ("anchor", "positive")
 
     @property
     def scores(self) -> Sequence[Score]:
-        return CORRELATION if self.scored else RETRIEVAL
+        return [*(CORRELATION if self.scored else ()), *(RETRIEVAL if self.options.ranking or not self.scored else ())]
 
     def has(self, name: str) -> bool:
         return super().has(name) and (name != "window_loss" or self.options.loss in COMPARING)
@@ -273,7 +276,7 @@ class Embeddings(Task):
         self.state["score_range"] = [*(self.options.score_range or (min(scores), max(scores)))]
 
     def group_column(self) -> str | None:
-        return None if self.scored else "anchor"
+        return self.first if self.options.ranking or not self.scored else None
 
     def inputs_of(self, row: Row) -> Mapping[str, Any]:
         return {self.first: [row[self.first], row[self.second]]}  # several texts may belong to one
@@ -356,8 +359,12 @@ class Embeddings(Task):
         if self.options.loss == "cosine":
             low, high = self.state["score_range"]
             labels = (labels - low) / (high - low)
-        sizes, loss = sorted({*(self.options.matryoshka_dims or ()), outputs.shape[-1]}), LOSSES[self.options.loss]
+        loss, sizes = LOSSES[self.options.loss], self._lengths(outputs.shape[-1])
         return torch.stack([loss(self._scaled(outputs[..., :size]), labels, self.options) for size in sizes]).mean()
+
+    def _lengths(self, full: int) -> list[int]:
+        """Returns the lengths to which embeddings may be cut, and their own."""
+        return sorted({*(self.options.matryoshka_dims or ()), full})
 
     def _scaled(self, embeddings: Tensor) -> Tensor:
         from torch.nn.functional import normalize
@@ -395,8 +402,25 @@ class Embeddings(Task):
         return LazyRecords(records)
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
-        found = correlations(*_scores_of(records)) if self.scored else retrieval_scores(_ranks_of(records))
-        return found | {"loss": self._loss(predictions, data)}
+        return self._scored(records) | {"loss": self._loss(predictions, data)}
+
+    def _scored(self, records: Iterable[Record]) -> dict[str, float]:
+        if not self.scored:
+            return retrieval_scores(_ranks_of(records))
+        texts, found, scores = columns_of(records, "text", "prediction", "score")
+        return correlations(found, scores) | self._ranked(texts, found, scores)
+
+    def _ranked(self, texts: Sequence[str], found: Sequence[float], scores: Sequence[float]) -> dict[str, float]:
+        return retrieval_scores(self._ranks(texts, found, scores)) if self.options.ranking else {}
+
+    def _ranks(self, texts: Sequence[str], found: Sequence[float], scores: Sequence[float]) -> list[list[int]]:
+        """Returns the ranks of the right second texts of each first one, by their similarities."""
+        middle = sum(self.state["score_range"]) / 2
+        return grouped_ranks(texts, found, [score > middle for score in scores])
+
+    def _scores_of_words(self, similar: np.ndarray, rows: datasets.Dataset) -> dict[str, float]:
+        scores = rows["score"][:]
+        return correlations(similar, scores) | self._ranked(rows["text"][:], similar.tolist(), scores)
 
     def _loss(self, predictions: Predictions, data: EvalData) -> float:
         """Returns the mean loss of windows as in training, of neighbouring rows, whatever the batches were."""
@@ -438,7 +462,30 @@ class Embeddings(Task):
         return {"prompt": self.options.query_prompt, "pooled": pooled}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
-        return correlation_quality(*_scores_of(records)) if self.scored else retrieval_quality(_ranks_of(records))
+        if not self.scored:
+            return retrieval_quality(_ranks_of(records))
+        texts, found, scores = columns_of(records, "text", "prediction", "score")
+        quality = correlation_quality(found, scores)
+        if not self.options.ranking:
+            return quality
+        ranks = self._ranks(texts, found, scores)
+        ranked = f"{len(ranks):,} of {len({*texts}):,} first texts have right and wrong second texts."
+        intervals = {**quality.intervals, **retrieval_quality(ranks).intervals}
+        return replace(quality, intervals=intervals, hints=(f"Ranking: {ranked}",))
+
+    def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[Section]:
+        import torch
+
+        from toolkit.document.blocks import Section, Table
+
+        if not self.options.matryoshka_dims:
+            return []
+        found, names = torch.from_numpy(predictions["embeddings"]), [score.name for score in self.scores]
+        rows = []
+        for size in self._lengths(found.shape[-1]):
+            scores = self._scored(self.decode({"embeddings": self._scaled(found[..., :size]).numpy()}, data))
+            rows.append([size, *(scores[each] for each in names)])
+        return [Section(f"Scores of embeddings that are cut ({name})", [Table(["numbers", *names], rows)])]
 
     def answer(self, record: Record) -> dict[str, Any]:
         return {"embedding": record["embedding"]}
@@ -458,7 +505,8 @@ class Embeddings(Task):
         from toolkit.tasks.baselines import ranked_by_words, similar_words
 
         if self.scored:
-            yield from similar_words([*train["text"], *train["text_pair"]], sets)
+            texts = [*train["text"], *train["text_pair"]]
+            yield from similar_words(texts, sets, self._scores_of_words, self.options.ranking)
             return
         yield from ranked_by_words({
             name: ([*found.queries], [*found.documents], found.relevant)

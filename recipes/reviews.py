@@ -466,10 +466,16 @@ class Reviews(Task):
     def baselines(
         self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]
     ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
-        from toolkit.tasks.baselines import of_head
+        from toolkit.tasks.baselines import of_head, similar_words
 
         columns = ["text", PAIR] if self.pairs else ["text"]
-        return of_head(self.head, columns if self.modality == "text" else [], train, sets)
+        yield from of_head(self.head, columns if self.modality == "text" else [], train, sets)
+        if self.options.ranking:
+            yield from similar_words([*train["text"], *train[PAIR]], sets, self._ranked, ranked=True)
+
+    def _ranked(self, similar: np.ndarray, rows: datasets.Dataset) -> dict[str, float]:
+        right = [self.head.target(label) == len(self.state["labels"]) - 1 for label in rows["label"][:]]
+        return retrieval_scores(grouped_ranks(rows["text"][:], similar.tolist(), right))
 
     def describe(self, record: Record) -> Description:
         return Description(

@@ -29,6 +29,7 @@ SUBJECTS = {
     "tensor",
     "pipeline",
     "ctc",
+    "windows",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,18 @@ def test_scores_are_those_of_sentence_transformers(run):
     query = texts("validation")[0][0]
     (record,) = toolkit.load(run).predict([{"question": query}])
     np.testing.assert_allclose(record["embedding"], model.encode(query, prompt_name="query"), atol=1e-6)
+
+
+def test_the_report_has_the_scores_of_each_length(run):
+    text = (run / "report.md").read_text()
+    (table,) = re.findall(r"Scores of embeddings that are cut \(validation\)\n\n((?:\|.*\n)+)", text)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    names, short, full = rows[0], rows[2], rows[3]
+    result = json.loads((run / "run.json").read_text())["result"]
+    assert [short[0], full[0]] == ["16", "32"]
+    own = [float(each) for each in full[1:]]
+    assert own == pytest.approx([result[f"eval_{name}"] for name in names[1:]], rel=1e-3)
+    assert short[1:] != full[1:]
 
 
 @pytest.mark.parametrize("peft", ["none", "lora"])
@@ -194,6 +207,12 @@ def test_mined_negatives_do_not_answer_their_query(run, corpus, tmp_path):
     assert json.loads((folder / "run.json").read_text())["task_state"] == {"negatives": 3}
 
 
+def test_scored_pairs_have_no_answers_to_mine(scored, tmp_path, capsys):
+    pairs = scored.parent / "pairs.jsonl"
+    assert run_command("mine", scored, "--data", pairs, "--output", tmp_path / "mined.jsonl") != 0
+    assert "do not say which text answers which" in " ".join(capsys.readouterr().err.split())
+
+
 def test_search_answers_many_clients_as_predict_does(run, corpus):
     opened = toolkit.load(run)
     real = read_corpus(opened, str(corpus))
@@ -249,6 +268,24 @@ def test_scored_pairs_have_correlations(scored):
     assert result["eval_pearson"] == pytest.approx(pearsonr(*given).statistic)
     (record,) = toolkit.load(scored).predict([{"text": "1 hay"}])
     assert len(record["embedding"]) == 32
+
+
+def test_scored_pairs_can_be_ranked(scored, tmp_path):
+    config = [f"data.train_file={scored.parent / 'pairs.jsonl'}", *PAIRS, "task.loss=cosine", "task.ranking=true"]
+    train("embeddings", tmp_path / "run", *FEW, *config)
+    result, rows = json.loads((tmp_path / "run" / "run.json").read_text())["result"], predictions(tmp_path / "run")
+    precisions = []
+    for text in {row["text"] for row in rows}:
+        own = sorted((row for row in rows if row["text"] == text), key=lambda row: -row["prediction"])
+        ranks = [rank for rank, row in enumerate(own, start=1) if row["score"] > 3.5]
+        if 0 < len(ranks) < len(own):
+            precisions.append(sum(found / rank for found, rank in enumerate(ranks, start=1)) / len(ranks))
+    assert result["eval_map"] == pytest.approx(sum(precisions) / len(precisions))
+    assert all(len([row for row in rows if row["text"] == text]) == 8 for text in {row["text"] for row in rows})
+    assert run_command("baseline", "embeddings", "--config", "smoke", *config, "--no-model", "--output", tmp_path / "b") == 0
+    found = json.loads((tmp_path / "b" / "baseline.json").read_text())["baselines"]
+    assert [each["name"] for each in found] == ["cosine of TF-IDF", "BM25"]
+    assert all(0 < each["scores"]["eval_map"] <= 1 for each in found)
 
 
 def test_the_loss_of_an_evaluation_is_that_of_windows_whatever_its_batches(tmp_path):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.api.batch import EvalData, Predictions
 from toolkit.base.console import counted, say
 from toolkit.base.errors import DataError, InputError
+from toolkit.config.messages import join
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import apply_policy, load_table
 from toolkit.data.writers import OutputTable, write_table
@@ -119,6 +120,12 @@ def mine(run: TrainedRun, file: str, corpus: str | None, output: Path, mining: M
     if documents is None:
         raise InputError(f"mine: {type(run.task).__name__} has no embeddings to search with")
     (query,), (document,) = needed_columns(run.task), documents.read_columns()
+    labels = {name for name, column in run.task.read_columns().items() if column.label and column.required}
+    if further := labels - {document}:
+        raise InputError(
+            f"mine: pairs with {join(sorted(further), 'and')} do not say which text answers which; use a run that was "
+            "trained on pairs that belong together (task.loss: multiple_negatives)"
+        )
     reading = Reading.of(run.cfg.data)
     table = load_table(file, run.task, run.cfg.data.columns, labelled=True, reading=reading)
     apply_policy({file: table}, run.cfg.data.bad_rows, run.cfg.data.max_bad_rows)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.base.console import shorten
-from toolkit.metrics.retrieval import correlations, ranks_of, retrieval_scores
+from toolkit.metrics.retrieval import ranks_of, retrieval_scores
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -146,7 +146,6 @@ def ranked_by_words(
 
     A set has queries, documents, and for each query the places of the documents that answer it.
     """
-    import bm25s
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     def scored(score: Callable[[Sequence[str], Sequence[str]], Callable[[slice], np.ndarray]]) -> Scores:
@@ -156,12 +155,8 @@ def ranked_by_words(
         }
 
     def bm25(queries: Sequence[str], documents: Sequence[str]) -> Callable[[slice], np.ndarray]:
-        model, words = bm25s.BM25(), [_words(each) for each in documents]
-        model.index(words, show_progress=False)
-        none = np.zeros(len(documents), dtype=np.float32)
-        return lambda part: np.stack([
-            model.get_scores(found) if (found := _words(each)) else none for each in queries[part]
-        ])  # fmt: skip
+        found = _bm25(documents)
+        return lambda part: found(queries[part])
 
     def cosines(queries: Sequence[str], documents: Sequence[str]) -> Callable[[slice], np.ndarray]:
         words = TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
@@ -172,20 +167,49 @@ def ranked_by_words(
     yield "cosine of TF-IDF", scored(cosines)
 
 
+def _bm25(documents: Sequence[str]) -> Callable[[Sequence[str]], np.ndarray]:
+    """Returns a function of queries with the BM25 scores of all documents, `[queries, documents]`."""
+    import bm25s
+
+    model, none = bm25s.BM25(), np.zeros(len(documents), dtype=np.float32)
+    model.index([_words(each) for each in documents], show_progress=False)
+    return lambda queries: np.stack([
+        model.get_scores(found) if (found := _words(each)) else none for each in queries
+    ])  # fmt: skip
+
+
 def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-def similar_words(texts: Sequence[str], sets: Mapping[str, Dataset]) -> Iterator[tuple[str, Scores]]:
-    """Yields the cosine of the TF-IDF of two texts, whose words are those of the given texts, as their similarity."""
+def similar_words(
+    texts: Sequence[str],
+    sets: Mapping[str, Dataset],
+    score: Callable[[np.ndarray, Dataset], dict[str, float]],
+    ranked: bool,
+) -> Iterator[tuple[str, Scores]]:
+    """Yields the similarity of the words of `text` and `text_pair`, scored by a function of it and the rows.
+
+    Similarities are the cosine of TF-IDF, whose words are those of the given texts, and, for rankings, BM25 in all
+    second texts of the set.
+    """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     words = TfidfVectorizer(sublinear_tf=True, token_pattern=r"(?u)\b\w+\b").fit(texts)
-    found = {}
-    for name, rows in sets.items():
+
+    def cosines(rows: Dataset) -> np.ndarray:
         one, other = (words.transform(rows[column][:]) for column in ("text", "text_pair"))
-        found[name] = correlations(np.asarray(one.multiply(other).sum(1)).ravel(), rows["score"][:])
-    yield "cosine of TF-IDF", found
+        return np.asarray(one.multiply(other).sum(1)).ravel()
+
+    def bm25(rows: Dataset) -> np.ndarray:
+        places = {text: place for place, text in enumerate(dict.fromkeys(rows["text_pair"]))}
+        found, queries = _bm25([*places]), [*dict.fromkeys(rows["text"])]
+        table = dict(zip(queries, found(queries), strict=True))
+        return np.array([table[one][places[other]] for one, other in zip(rows["text"], rows["text_pair"], strict=True)])
+
+    yield "cosine of TF-IDF", {name: score(cosines(rows), rows) for name, rows in sets.items()}
+    if ranked:
+        yield "BM25", {name: score(bm25(rows), rows) for name, rows in sets.items()}
 
 
 def frequent_text(
