@@ -26,7 +26,8 @@ STEPS = 100
 MODEL = {"model_type": "bert", "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
          "intermediate_size": 128, "max_position_embeddings": 32, "hidden_dropout_prob": 0.0,
          "attention_probs_dropout_prob": 0.0}  # fmt: skip
-SETTINGS = ("task.max_length=24", f"model.from_config={json.dumps(MODEL)}", "data.columns={anchor: anchor, positive: positive}",
+SETTINGS = ("task.max_length=24", f"model.from_config={json.dumps(MODEL)}",
+            "data.columns={anchor: anchor, positive: positive}",
             f"train.per_device_train_batch_size={MICRO_BATCH}", "train.learning_rate=2.0e-3",
             "train.lr_scheduler_type=constant", "train.warmup_steps=0", "checkpoint.save_steps=null",
             f"eval.eval_steps={STEPS}", "eval.eval_on_start=false")  # fmt: skip

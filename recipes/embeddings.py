@@ -407,20 +407,16 @@ class Embeddings(Task):
     def _scored(self, records: Iterable[Record]) -> dict[str, float]:
         if not self.scored:
             return retrieval_scores(_ranks_of(records))
-        texts, found, scores = columns_of(records, "text", "prediction", "score")
-        return correlations(found, scores) | self._ranked(texts, found, scores)
+        return self._of_pairs(*columns_of(records, "text", "prediction", "score"))
 
-    def _ranked(self, texts: Sequence[str], found: Sequence[float], scores: Sequence[float]) -> dict[str, float]:
-        return retrieval_scores(self._ranks(texts, found, scores)) if self.options.ranking else {}
+    def _of_pairs(self, texts: Sequence[str], found: Sequence[float], scores: Sequence[float]) -> dict[str, float]:
+        ranked = retrieval_scores(self._ranks(texts, found, scores)) if self.options.ranking else {}
+        return correlations(found, scores) | ranked
 
     def _ranks(self, texts: Sequence[str], found: Sequence[float], scores: Sequence[float]) -> list[list[int]]:
         """Returns the ranks of the right second texts of each first one, by their similarities."""
         middle = sum(self.state["score_range"]) / 2
         return grouped_ranks(texts, found, [score > middle for score in scores])
-
-    def _scores_of_words(self, similar: np.ndarray, rows: datasets.Dataset) -> dict[str, float]:
-        scores = rows["score"][:]
-        return correlations(similar, scores) | self._ranked(rows["text"][:], similar.tolist(), scores)
 
     def _loss(self, predictions: Predictions, data: EvalData) -> float:
         """Returns the mean loss of windows as in training, of neighbouring rows, whatever the batches were."""
@@ -481,10 +477,8 @@ class Embeddings(Task):
         if not self.options.matryoshka_dims:
             return []
         found, names = torch.from_numpy(predictions["embeddings"]), [score.name for score in self.scores]
-        rows = []
-        for size in self._lengths(found.shape[-1]):
-            scores = self._scored(self.decode({"embeddings": self._scaled(found[..., :size]).numpy()}, data))
-            rows.append([size, *(scores[each] for each in names)])
+        cut = {size: self._scaled(found[..., :size]).numpy() for size in self._lengths(found.shape[-1])}
+        rows = [[size, *self._scored(self.decode({"embeddings": own}, data)).values()] for size, own in cut.items()]
         return [Section(f"Scores of embeddings that are cut ({name})", [Table(["numbers", *names], rows)])]
 
     def answer(self, record: Record) -> dict[str, Any]:
@@ -506,7 +500,8 @@ class Embeddings(Task):
 
         if self.scored:
             texts = [*train["text"], *train["text_pair"]]
-            yield from similar_words(texts, sets, self._scores_of_words, self.options.ranking)
+            scored = lambda similar, rows: self._of_pairs(rows["text"][:], similar.tolist(), rows["score"][:])  # noqa: E731
+            yield from similar_words(texts, sets, scored, self.options.ranking)
             return
         yield from ranked_by_words({
             name: ([*found.queries], [*found.documents], found.relevant)

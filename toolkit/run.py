@@ -33,6 +33,7 @@ from toolkit.distributed.stop import DeferredStop
 from toolkit.distributed.strategies import build_strategy
 from toolkit.distributed.watchdog import heartbeat
 from toolkit.engine import fit, import_all
+from toolkit.engine.initial import weights_digest, with_initial
 from toolkit.engine.non_finite import GoBack, NonFiniteParameters
 from toolkit.models.build import build_for, in_float64, make_trainable
 from toolkit.models.load import with_generation
@@ -196,6 +197,7 @@ def prepared_run(
             import_all(cfg, inputs.model_config, inputs.auto_model)
             memory = MemoryWatch(accelerator.device)
             model = _trainable_model(cfg, task, inputs, mesh, accelerator, claimed.output_dir, float64)
+            weights = on_main(accelerator, weights_digest, model) if task.initial else ""
             strategy = build_strategy(cfg, accelerator, mesh)
             run = Run(
                 cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
@@ -204,6 +206,7 @@ def prepared_run(
                 system=system, attempt=attempt, resolved=inputs.resolved, trackers=RunTrackers(cfg, claimed.output_dir),
                 record=partial(write_start, rows=inputs.rows, recipe=recipe, milestones=milestones),
             )  # fmt: skip
+            run = with_initial(run, weights)
             yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left
 
 

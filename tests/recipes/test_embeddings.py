@@ -282,7 +282,10 @@ def test_scored_pairs_can_be_ranked(scored, tmp_path):
             precisions.append(sum(found / rank for found, rank in enumerate(ranks, start=1)) / len(ranks))
     assert result["eval_map"] == pytest.approx(sum(precisions) / len(precisions))
     assert all(len([row for row in rows if row["text"] == text]) == 8 for text in {row["text"] for row in rows})
-    assert run_command("baseline", "embeddings", "--config", "smoke", *config, "--no-model", "--output", tmp_path / "b") == 0
+    assert (
+        run_command("baseline", "embeddings", "--config", "smoke", *config, "--no-model", "--output", tmp_path / "b")
+        == 0
+    )
     found = json.loads((tmp_path / "b" / "baseline.json").read_text())["baselines"]
     assert [each["name"] for each in found] == ["cosine of TF-IDF", "BM25"]
     assert all(0 < each["scores"]["eval_map"] <= 1 for each in found)

@@ -74,6 +74,7 @@ SOURCES = {
     "images": lambda part: things("images", part),
     "language_modeling": prose,
     "letters": letters,
+    "preference": lambda part: sentences(row["prompt"] for row in json_lines(DATA / f"preference/{part}.jsonl")),
     "qa": questions,
     "reviews": reviews,
     "summarization": summaries,

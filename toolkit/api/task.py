@@ -83,6 +83,11 @@ class Task(ABC):
     """Name of the library, on the hub, for which `model_files` are."""
     unread: ClassVar[Sequence[str]] = ()
     """Names of the model's modules that `forward` does not use, for instance `pooler`: they are saved, not trained."""
+    initial: Sequence[str] = ()
+    """Names of numbers of `predict` that labelled feature rows have as columns `initial_<name>`, of the model before
+    training: for losses that compare both."""
+    alike: Sequence[str] = ()
+    """Two columns of texts that a model should not tell apart by their lengths; `toolkit doctor` compares these."""
     reference: ClassVar[str] = ""
     """Key of a record's reference, beside `prediction`, for `eval.metrics`; empty if records have no answers."""
 

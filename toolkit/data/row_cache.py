@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from toolkit.api.batch import Processor
 from toolkit.api.task import Task
@@ -22,20 +22,17 @@ from toolkit.base.console import warn
 from toolkit.base.errors import DataError
 from toolkit.base.files import disk_problem, file_sha256, write_json, written_folder
 
-if TYPE_CHECKING:
-    import datasets
-
-
 FOLDER = "toolkit"
 """Folder of the toolkit in the cache of `datasets`."""
 RECORD = "sha256.json"
 LOCK_SUFFIX = ".lock"
 
 
-def from_cache(
-    key: str, make: Callable[[Path], datasets.Dataset], cache_dir: str | Path | None = None
-) -> datasets.Dataset:
-    """Returns the rows of a key: cached, or made by `make` if they are missing or not as they were written."""
+T = TypeVar("T")
+
+
+def from_cache(key: str, make: Callable[[Path], T], cache_dir: str | Path | None = None) -> T:
+    """Returns what `make` reads from the folder of a key, or makes there if it is missing or not as it was written."""
     import datasets
     from filelock import FileLock
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from toolkit.data.tokenise import evaluated, lost_rows, omissions, tokenise
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator, float32_precision, own_process_state, random_state_kept
 from toolkit.engine.evaluation import evaluate, predict
+from toolkit.engine.initial import compared_with
 from toolkit.models.adapters import adapter_problems, base_of, load_adapters
 from toolkit.models.load import build_model, load_model_config, with_generation
 from toolkit.models.origin import require_same_model
@@ -41,6 +43,7 @@ from toolkit.report.facts import require_intact_model
 if TYPE_CHECKING:
     import datasets
     from accelerate import Accelerator
+    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -128,7 +131,26 @@ class TrainedRun:
     def evaluation(self, data: EvalData) -> Evaluation:
         """Returns the metrics of labelled rows on every process, and the predictions on the main process."""
         with float32_precision(self.cfg.train.tf32):
+            if self.task.initial:
+                with self._before_training() as model:
+                    data = compared_with(self, data, model)
             return evaluate(self, self.model, data, "evaluate")
+
+    @contextmanager
+    def _before_training(self) -> Iterator[nn.Module]:
+        """Yields the model as it was before training; raises InputError if it cannot be loaded."""
+        if self.cfg.model.peft.method != "none":
+            adapted: Any = self.bare_model
+            with adapted.disable_adapter():
+                yield self.model
+            return
+        source, config = source_of_finished(self.cfg.model, self.cfg.offline_dir), self.bare_model.config
+        further = {**self.task.pretrained_options(config, self.processor)}
+        with random_state_kept():
+            network = build_model(source, config, self.task.auto_model(config), self.cfg.seed, further)
+        with own_process_state():
+            network = build_accelerator(self.cfg).prepare_model(network, evaluation_mode=True)
+        yield network
 
     def preprocessed(self, rows: datasets.Dataset, labelled: bool, num_skipped: int = 0) -> EvalData:
         """Returns checked rows with their features."""

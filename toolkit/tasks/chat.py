@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import IGNORE_INDEX, BadRow, Row
@@ -39,7 +40,7 @@ def check_pair(row: Row, labelled: bool) -> Row:
     return {"completion": None} | {name: checked_text(row[name], name, f"column {name!r}") for name in names}
 
 
-def check_messages(value: Any, labelled: bool) -> list[Message]:
+def check_messages(value: Any, labelled: bool, begins: bool = True) -> list[Message]:
     """Returns the messages of a conversation.
 
     Args:
@@ -47,6 +48,7 @@ def check_messages(value: Any, labelled: bool) -> list[Message]:
             labels, text is a message of the user.
         labelled: whether the conversation must have an answer, a message of the assistant. What follows the last answer
             is removed, because it changes nothing; otherwise, answers at the end are removed, to be predicted.
+        begins: whether it begins the conversation, and so cannot begin with an answer.
 
     Raises:
         BadRow: if it is no such list, or has no answer or nothing to answer.
@@ -61,7 +63,7 @@ def check_messages(value: Any, labelled: bool) -> list[Message]:
         raise BadRow(f"the conversation has no answer: no message has the role {ASSISTANT!r}")
     while messages and (messages[-1]["role"] == ASSISTANT) != labelled:
         messages.pop()
-    if not messages or messages[0]["role"] == ASSISTANT:
+    if not messages or (begins and messages[0]["role"] == ASSISTANT):
         raise BadRow("the conversation has no message before its first answer")
     return messages
 
@@ -156,6 +158,18 @@ def encode_pair(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase
     answer = both[len(begin) :] if joined else tokenizer(completion, add_special_tokens=False)["input_ids"]
     answer = [*answer, separators(tokenizer)[1]]
     return begin + answer, [False] * len(begin) + [True] * len(answer)
+
+
+def encode_answer(
+    prompt: str | list[Message], answer: str, tokenizer: PreTrainedTokenizerBase, end: Sequence[int] | None = None
+) -> Encoded:
+    """Tokenises a prompt and one answer to it, of which alone the mask is true; see `encode_conversation`."""
+    if isinstance(prompt, str):
+        return encode_pair(prompt, answer, tokenizer)
+    tokens, mask = encode_conversation([*prompt, {"role": ASSISTANT, "content": answer}], tokenizer, end)
+    last = max((place for place, own in enumerate(mask) if own), default=-1)
+    first = next((place + 1 for place in range(last, -1, -1) if not mask[place]), 0)
+    return tokens[: last + 1], [first <= place for place in range(last + 1)]
 
 
 def answer_end(tokenizer: PreTrainedTokenizerBase, prompt: object = None) -> list[int]:
@@ -301,22 +315,30 @@ def encode_examples(
         DataError: if the chat template cannot be applied to a row.
         InputError: if the tokenizer lacks an end-of-text token or a chat template.
     """
-    from jinja2 import TemplateError
-
     names = [name for name in ("prompt", "completion", "messages") if name in rows]
     for number, *values in zip(rows["_number"], *(rows[name] for name in names), strict=True):
         row = dict(zip(names, values, strict=True))
-        try:
+        with of_row(number):
             if not labelled:
-                yield encode_prompt(prompt_of(row), tokenizer), []
+                found: Encoded = encode_prompt(prompt_of(row), tokenizer), []
             elif "prompt" in row:
-                yield encode_pair(row["prompt"], row["completion"], tokenizer)
+                found = encode_pair(row["prompt"], row["completion"], tokenizer)
             else:
-                yield encode_conversation(row["messages"], tokenizer, end)
-        except BadRow as error:
-            raise DataError(f"row {number}: {error}") from error
-        except TemplateError as error:
-            raise DataError(f"row {number}: the chat template cannot be applied: {error}") from error
+                found = encode_conversation(row["messages"], tokenizer, end)
+        yield found
+
+
+@contextmanager
+def of_row(number: str) -> Iterator[None]:
+    """Turns errors of the chat template into a DataError that names the row."""
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except BadRow as error:
+        raise DataError(f"row {number}: {error}") from error
+    except TemplateError as error:
+        raise DataError(f"row {number}: the chat template cannot be applied: {error}") from error
 
 
 def example_columns(

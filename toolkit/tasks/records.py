@@ -45,3 +45,16 @@ def checked_text(value: Any, name: str, place: str) -> str:
     if not isinstance(value, str):
         raise BadRow(f"{place} holds {shorten(repr(value))}, not text")
     return value
+
+
+FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+"""Words for yes and no."""
+
+
+def as_flag(value: Any, name: str) -> bool:
+    """Returns a value of a column as true or false; raises BadRow if it is neither."""
+    number = as_number(value)
+    word = str(value).strip().lower() if math.isnan(number) else f"{number:g}"
+    if word not in FLAGS:
+        raise BadRow(f"column {name!r} holds {shorten(repr(value))}, expected true or false, or 1 or 0")
+    return FLAGS[word]

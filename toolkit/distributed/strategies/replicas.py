@@ -22,7 +22,7 @@ class Replicas(Strategy):
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Returns the model unchanged."""
-        self.own = model
+        self.own = self.model = model
         return model
 
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:

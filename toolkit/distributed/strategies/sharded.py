@@ -58,7 +58,7 @@ class Sharded(Split):
             self._shard(model, deliver)
         else:
             deliver(model.modules())
-        self.own = model
+        self.own = self.model = model
         return model
 
     def _shard(self, model: nn.Module, deliver: Delivery) -> None:

@@ -37,6 +37,7 @@ from toolkit.lab.doctor.sizes import (
     outliers,
     sounds,
     text_histograms,
+    uneven_lengths,
 )
 from toolkit.lab.init.models import config_of, local_folder
 from toolkit.lab.init.overview import Subject
@@ -79,6 +80,7 @@ def diagnose(request: Request, run: Path | None) -> Diagnosis:
         *column_findings(subject.profile, used),
         *sounds(rows, prints),
         *foreign(task, parts, prints),
+        *uneven_lengths(task, parts),
         *outliers(rows, lengths_of(task, rows, prints)),
         *number_outliers(task, parts),
     ]

@@ -35,6 +35,7 @@ TITLES = {
     "silent": "Silent recordings",
     "clipped": "Clipped recordings",
     "foreign": "Texts in another language",
+    "uneven_lengths": "Answers told apart by their length",
     "outliers": "Unusual rows",
 }
 """Titles of the kinds of findings, in the order in which they are shown."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -211,6 +213,27 @@ def foreign(task: Task, parts: Sequence[Part], prints: Sequence[Print | None]) -
             said = f"{counted(len(found), 'row')} with a {name} in another language or alphabet than nearly all others."
             places = [rows[place][0].place(rows[place][1]) | {"value": value} for place, value in found.items()]
             yield Finding("foreign", len(found), said, places)
+
+
+def uneven_lengths(task: Task, parts: Sequence[Part]) -> Iterator[Finding]:
+    """Yields the rows of which one text is longer, if that is nearly always the same one of the task's two columns."""
+    if len(task.alike) != 2:
+        return
+    gaps = [
+        (part, row, len(one) - len(other))
+        for part in parts
+        for row, (one, other) in enumerate(zip(*(part.rows[name][:] for name in task.alike), strict=True))
+    ]
+    for (name, rest), sign in ((task.alike, 1), ((*task.alike,)[::-1], -1)):
+        longer = [(part, row, sign * gap) for part, row, gap in gaps if sign * gap > 0]
+        if len(gaps) >= LEAST_ROWS and len(longer) > (0.5 + max(0.1, 1.5 / math.sqrt(len(gaps)))) * len(gaps):
+            said = (
+                f"{counted(len(longer), 'row')} of {len(gaps):,} ({len(longer) / len(gaps):.0%}) where {name} is "
+                f"longer than {rest}: a model can learn the length alone (task.length_normalized, or other rows)."
+            )
+            longer.sort(key=itemgetter(2), reverse=True)
+            places = [part.place(row) | {"value": f"{gap:,} characters"} for part, row, gap in longer]
+            yield Finding("uneven_lengths", len(longer), said, places)
 
 
 def _alphabet(text: str) -> str | None:

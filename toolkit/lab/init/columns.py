@@ -14,7 +14,7 @@ from toolkit.config.messages import join
 from toolkit.config.sections import DataConfig
 from toolkit.data.media.transcripts import TEXT_NAMES
 from toolkit.data.sources import is_files
-from toolkit.lab.init.labels import MOST_WHOLE_CLASSES, can_be_label
+from toolkit.lab.init.labels import MOST_WHOLE_CLASSES, can_be_label, is_flag
 from toolkit.lab.init.models import language_named, language_of
 from toolkit.lab.init.profile import FILES, OBJECT, OBJECTS, PRINTED, TEXT, TEXTS, ColumnProfile, Profile
 
@@ -175,15 +175,9 @@ def is_tags(column: ColumnProfile) -> bool:
 
 
 def find_prompts(profile: Profile, given: Columns) -> Columns | None:
-    """Finds prompts and completions; raises InputError for a prompt in two parts, as Alpaca's, and for preferences."""
+    """Finds prompts and completions; raises InputError for a prompt in two parts, as Alpaca's."""
     completion = Role("completion", "response output answer assistant reply", has_kind(TEXT), free=True)
     found = roles(Role("prompt", "instruction question input user", has_kind(TEXT)), completion)(profile, given)
-    if not given and {"chosen", "rejected"} <= profile.columns.keys():
-        prompt = "prompt" if "prompt" in profile.columns else "COLUMN"
-        raise InputError(
-            f"{profile.source}: chosen and rejected are a preference, which no recipe learns. To train on the chosen "
-            f"answers alone: --recipe language_modeling {COLUMN}prompt={prompt} {COLUMN}completion=chosen"
-        )
     if found is None or "prompt" in given:
         return found
     texts = [name for name, column in profile.columns.items() if column.kind == TEXT and name not in found.values()]
@@ -195,6 +189,34 @@ def find_prompts(profile: Profile, given: Columns) -> Columns | None:
             f"{COLUMN}prompt={shlex.quote(prompt)}"
         )
     return found
+
+
+def is_said(column: ColumnProfile) -> bool:
+    """Whether a column holds texts or conversations."""
+    return column.kind == TEXT or is_chat(column)
+
+
+def find_preferences(profile: Profile, given: Columns) -> Columns | None:
+    """Finds better and worse answers, and their prompts; raises InputError if texts have none."""
+    found = roles(Role("chosen", "preferred", is_said), Role("rejected", "dispreferred", is_said))(profile, given)
+    if found is None or (both := roles(Role("prompt", "instruction question query input", is_said))(profile, found)):
+        return found and both
+    if is_chat(profile.column(found["chosen"])):
+        return found  # whole conversations
+    raise InputError(
+        f"{profile.source}: {found['chosen']} and {found['rejected']} are answers without a column of prompts; name it "
+        f"with {COLUMN}prompt=COLUMN, or write what both begin with into one"
+    )
+
+
+def find_judged(profile: Profile, given: Columns) -> Columns | None:
+    """Finds prompts with completions that are good or bad, by TRL's names."""
+    needed = ("prompt", "completion", "label")
+    found = {name: given.get(name, name) for name in needed}
+    columns = [profile.columns.get(name) for name in found.values()]
+    if None in columns or not all(is_said(each) for each in columns[:2] if each):
+        return None
+    return found if is_flag(profile.column(found["label"]).counts) else None
 
 
 def find_chats(profile: Profile, given: Columns) -> Columns | None:

@@ -221,6 +221,15 @@ def answers(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
     return [_limit("block_size", Tokens(counts, f"{found.how}, and {TURN_TOKENS} for each message's frame"), model)]
 
 
+def both_answers(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
+    """Returns the longest prompt with an answer."""
+    answers = [name for name in ("chosen", "rejected", "completion") if name in rows.column_names]
+    texts = (max((row[name] for name in answers), key=len) for row in rows)
+    return [
+        _truncation("max_length", [f"{row['prompt']} {text}" for row, text in zip(rows, texts, strict=True)], model)
+    ]
+
+
 def spans(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
     """Returns the window of a text whose tokens are labelled."""
     limit = _truncation("max_length", map(" ".join, rows["tokens"][:]), model)

@@ -23,14 +23,17 @@ from toolkit.lab.init.columns import (
     find_answers,
     find_chats,
     find_clips,
+    find_judged,
     find_pair,
     find_plain_text,
+    find_preferences,
     find_prompts,
     find_scored,
     find_search,
     find_speech,
     find_texts,
     has_kind,
+    is_chat,
     is_tags,
     is_text,
     is_tokens,
@@ -43,6 +46,7 @@ from toolkit.lab.init.guesses import (
     Limits,
     answers,
     blocks,
+    both_answers,
     durations,
     each_text,
     pixels,
@@ -232,6 +236,12 @@ def spoken(sample: Sample) -> list[Guess]:
     return [Guess("task.language", found, f"that of the transcripts: {LANGUAGES[found].names[0].capitalize()}")]
 
 
+def conversations(sample: Sample) -> list[Guess]:
+    """Returns the format of prompts and answers."""
+    chats = [role for role in sample.columns if is_chat(sample.column(role))]
+    return data_format("messages")(sample) if chats else []
+
+
 def similarity(sample: Sample) -> list[Guess]:
     """Returns the loss of pairs with scores."""
     return [Guess("task.loss", "cosent", f"{sample.columns['score']!r} says how similar they are")]
@@ -243,6 +253,18 @@ KINDS = (
         find=roles(Role("tags", "ner_tags labels", is_tags, length), Role("tokens", "words", is_tokens, length)),
         texts=("tokens",),
         limits=spans,
+    ),
+    Kind(
+        *("prompts", "preference", "better and worse answers"),
+        find=find_preferences,
+        limits=both_answers,
+        settings=[conversations],
+    ),
+    Kind(
+        *("prompts", "preference", "good and bad completions"),
+        find=find_judged,
+        limits=both_answers,
+        settings=[lambda sample: [Guess("task.loss", "kto", "each completion has a label of its own")], conversations],
     ),
     Kind(
         *("chat", "language_modeling", "conversations"),
@@ -344,9 +366,7 @@ KINDS = (
         find=find_scored,
         texts=("text", "text_pair"),
         limits=each_text,
-        settings=[
-            lambda sample: [Guess("task.loss", "cosent", f"{sample.columns['score']!r} says how similar they are")]
-        ],
+        settings=[similarity],
     ),
     Kind(
         *("language_modeling", "language_modeling", "plain text"),
