@@ -119,6 +119,8 @@ def _column(help: str, losses: Sequence[str] = (), label: bool = False, required
     return Column(help, label=label, required=required, used=used)
 
 
+ROUNDING = 1e-6
+"""Relative error of a log-probability, the sum of some tokens' in float32."""
 PAIRED = ("dpo", "ipo", "orpo", "simpo", "reward")
 """Losses that compare two answers to a prompt."""
 PAIR = ("reward_accuracy", "reward_margin", "chosen_logps", "rejected_logps", "kl")
@@ -394,6 +396,13 @@ class Preference(Task):
         moved = logps - predictions["before"]
         return self.options.beta * (moved / tokens.clip(min=1) if self.options.length_normalized else moved)
 
+    def _noise(self, predictions: Predictions) -> np.ndarray:
+        """Returns by how much rounding may change rewards `[rows, texts]`: those of the model before training are 0."""
+        logps, tokens = (predictions[name].astype("float64") for name in ("logps", "tokens"))
+        size = self.options.beta * ROUNDING * abs(logps) * bool(self.initial)
+        noise: np.ndarray = size / tokens.clip(min=1) if self.options.length_normalized else size
+        return noise
+
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
         sums = self._table(predictions, data).sum(0, keepdims=True)
         found = {name: float(value[0]) for name, value in self._means(sums).items()}
@@ -408,13 +417,14 @@ class Preference(Task):
 
         rewards, logps = self._rewards(predictions), predictions["logps"].astype("float64")
         moved = logps - predictions["before"]
-        ones = np.ones(len(logps))
+        ones, noise = np.ones(len(logps)), self._noise(predictions)
         if not self.single:
-            right, margin = rewards[:, 0] > rewards[:, 1], rewards[:, 0] - rewards[:, 1]
+            margin = rewards[:, 0] - rewards[:, 1]
+            right = margin > noise.sum(1)
             return np.column_stack([ones, right, margin, logps, moved.mean(1)])
         good = np.asarray(data.features["label"][:])[:, 0] == 1
         point = self.options.beta * max(0.0, float(moved[:, 1].mean()))
-        right = (rewards[:, 0] > point) == good
+        right = (rewards[:, 0] > point + noise[:, 0]) == good
         kinds = [good, ~good, rewards[:, 0] * good, rewards[:, 0] * ~good, logps[:, 0] * good, logps[:, 0] * ~good]
         return np.column_stack([ones, right, moved[:, 1], *kinds])
 

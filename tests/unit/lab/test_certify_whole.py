@@ -15,9 +15,14 @@ from toolkit.lab.certify.trainings import run_trainings
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.usefixtures("forked_trials")]
 
-CERTIFIED = {"reviews/smoke": ["--all"], "translation/smoke": ["--only", "loss-scale"]}
-"""Of a model that classifies, and of one that generates, whose loss has code of its own; `benchmarks/every_tool.py`
-certifies more."""
+CERTIFIED = {
+    "reviews/smoke": ["--all"],
+    "translation/smoke": ["--only", "loss-scale"],
+    "embeddings/smoke": ["--only", "loss-scale"],
+    "preference/smoke": ["--only", "ranks"],
+}
+"""Of a model that classifies, one that generates, whose loss has code of its own, one whose loss is that of the window,
+and one that is compared with itself before training; `benchmarks/every_tool.py` certifies more."""
 FAULTS = {
     "loss averaged per micro-batch": (
         "loss-scale",
