@@ -5,9 +5,10 @@ accelerate launch recipes/language_modeling.py --config recipes/configs/language
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -46,9 +47,16 @@ if TYPE_CHECKING:
     from toolkit.metrics.score import Quality
 
 AUTO_MODELS = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}
-BY_OBJECTIVE = dict.fromkeys(("prompts", "max_new_tokens"), ("causal",)) | {"mlm_probability": ("masked",)}
+BY_OBJECTIVE = {
+    **dict.fromkeys(("prompts", "max_new_tokens", "generation"), ("causal",)),
+    "mlm_probability": ("masked",),
+}
 """Options that only some objectives use."""
-BY_FORMAT = {"objective": ("text",), "packing": ("text",), "chat_template": ("messages",)}
+CHATS = ("messages", "sharegpt")
+BY_FORMAT = {
+    **dict.fromkeys(("objective", "packing"), ("text",)),
+    **dict.fromkeys(("chat_template", "thinking"), CHATS),
+}
 """Options that have an effect, or other values than the default, only with some formats of the data."""
 
 
@@ -62,12 +70,16 @@ class LanguageModelingOptions:
     objective: Literal["causal", "masked"] = "causal"
     """`causal` predicts each token from the previous ones (GPT-2, Llama), `masked` masked tokens from all others
     (BERT)."""
-    data_format: Literal["text", "prompt_completion", "messages"] = "text"
-    """Columns of the data: `text`; `prompt` and `completion`; or `messages`, a list of objects with `role` and
-    `content`. Except for `text`, only answers are trained and scored: completions, or messages of the assistant."""
+    data_format: Literal["text", "prompt_completion", "messages", "sharegpt", "alpaca"] = "text"
+    """Columns of the data: `text`; `prompt` and `completion`; `messages`, a list of objects with `role` and `content`;
+    `conversations`, with `from` and `value` (ShareGPT); or `instruction`, `input` and `output` (Alpaca, in its own
+    prompt). Except for `text`, only answers are trained and scored: completions, or messages of the assistant."""
     chat_template: str | None = None
     """Chat template (Jinja) for `messages`; null uses that of the model's tokenizer. Saved with the tokenizer. Names of
     the form `<|name|>` become tokens of a new model's tokenizer."""
+    thinking: Literal["keep", "drop"] = "keep"
+    """Whether the thinking before an answer is given to the chat template and trained: `reasoning_content` of messages,
+    and `<think>...</think>` at the beginning of their text."""
     block_size: Annotated[int, Field(ge=2)] = 1024
     """Maximum number of tokens that the model reads at once: of a block (`text`), or of an example, which is truncated
     at its end and counted. A causal model predicts the successor of each."""
@@ -82,10 +94,15 @@ class LanguageModelingOptions:
     (`text`) or those of the first training examples."""
     max_new_tokens: Positive = 64
     """Maximum number of tokens per sample or predicted answer (causal only)."""
+    generation: dict[str, Any] = field(default_factory=dict)
+    """Further fields of `transformers.GenerationConfig` for answers and continuations (causal only), for instance
+    `{do_sample: true, temperature: 0.7}` or `{num_beams: 4}`. They replace those that the model brings, which a run
+    names when it starts; without `do_sample`, nothing is sampled but the report's samples."""
 
     def problems(self) -> list[str]:
         """Returns what is wrong in combination."""
-        return unused_options(self, "objective", BY_OBJECTIVE) + unused_options(self, "data_format", BY_FORMAT)
+        found = unused_options(self, "objective", BY_OBJECTIVE) + unused_options(self, "data_format", BY_FORMAT)
+        return found + generation.settings_problems(self.generation)
 
     @property
     def tokenizer_style(self) -> text.TokenizerStyle:
@@ -108,19 +125,29 @@ class LanguageModeling(Task):
         "prompt": _column("prompt_completion", "a prompt"),
         "completion": _column("prompt_completion", "the text that answers it", label=True),
         "messages": _column("messages", "a conversation: a list of objects with `role` and `content`"),
+        "conversations": _column("sharegpt", "a conversation: a list of objects with `from` and `value`"),
+        "tools": Column(
+            "the tools of a conversation, as its chat template expects them",
+            required=False,
+            used=lambda options: options is None or options.data_format in CHATS,
+        ),
+        "instruction": _column("alpaca", "what to do"),
+        "input": replace(_column("alpaca", "what it is about"), required=False),
+        "output": _column("alpaca", "the answer", label=True),
     }
     modality = "text"
     scores = LIKELIHOOD
     best_metric = "perplexity"
     error_name = "loss per token"
-    answer_columns = ("prediction", "loss", "num_tokens")
-    decoding = ("max_new_tokens",)
+    decoding = ("max_new_tokens", "generation")
+    scorable = True
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self.cfg = cfg
         self.causal = self.options.objective == "causal"
-        self.answers = self.options.data_format != "text"
+        self.answers, self.chats = self.options.data_format != "text", self.options.data_format in CHATS
+        self.state = {"generation": {}} if self.causal else {}
 
     def auto_model(self, config: PreTrainedConfig) -> str:
         return AUTO_MODELS[self.options.objective]
@@ -128,15 +155,23 @@ class LanguageModeling(Task):
     def schema(self) -> datasets.Features:
         from datasets import Features, List, Value
 
-        if self.options.data_format == "messages":
-            messages = List({"role": Value("string"), "content": Value("string")})
-            return Features(messages=messages, ignored=Value("int64"))
-        return Features(dict.fromkeys(self.read_columns(), Value("string")))
+        if self.chats:
+            messages = List(dict.fromkeys(("role", "content", "more"), Value("string")))
+            return Features(messages=messages, tools=Value("string"), ignored=Value("int64"), dropped=Value("int64"))
+        names = ("prompt", "completion") if self.answers else ("text",)
+        return Features(dict.fromkeys(names, Value("string")))
 
     def check_row(self, row: Row, labelled: bool) -> Row:
-        if self.options.data_format == "messages":
-            messages = chat.check_messages(row["messages"], labelled)
-            return {"messages": messages, "ignored": len(row["messages"]) - len(messages) if labelled else 0}
+        if self.chats:
+            given = row["messages" if self.options.data_format == "messages" else "conversations"]
+            messages = chat.check_messages(given, labelled)
+            kept = chat.without_thinking(messages) if self.options.thinking == "drop" else messages
+            dropped = sum(one != other for one, other in zip(messages, kept, strict=True))
+            ignored = len(given) - len(messages) if labelled else 0
+            found = {"messages": chat.stored(kept), "tools": chat.checked_tools(row.get("tools"))}
+            return {**found, "ignored": ignored, "dropped": dropped}
+        if self.options.data_format == "alpaca":
+            return chat.check_alpaca(row, labelled)
         if self.answers:
             return chat.check_pair(row, labelled)
         if not isinstance(row["text"], str):
@@ -148,25 +183,33 @@ class LanguageModeling(Task):
             self.state["prompts"] = [chat.prompt_of(row) for row in islice(rows, 3)]
 
     def inputs_of(self, row: Row) -> dict[str, Any]:
-        return {"messages": row["messages"][:-1]} if self.options.data_format == "messages" else {}
+        if self.chats:
+            return {"messages": row["messages"][:-1]}
+        return {"prompt": row["prompt"]} if self.options.data_format == "alpaca" else {}
 
     def omissions(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[Omission]:
         if not self.answers:
             return []
         why = "task.block_size cuts it off, or it is outside of {% generation %} in the chat template"
         open_ended = len(features) - sum(features["ended"][:])
-        ignored, kept = 0, []
-        if self.options.data_format == "messages":
-            ignored, kept = sum(rows["ignored"]), rows["messages"]
+        ignored = dropped = 0
+        kept: Sequence[Any] = []
+        if self.chats:
+            ignored, dropped, kept = sum(rows["ignored"]), sum(rows["dropped"]), rows["messages"]
         return [
+            Omission("messages lose their thinking (task.thinking=drop)", dropped, sum(map(len, kept))),
             Omission("examples do not train the end of an answer", open_ended, len(features), why),
             Omission("messages after the last answer ignored", ignored, ignored + sum(map(len, kept))),
         ]
 
     def processor_problems(self, processor: Processor) -> list[str]:
-        if self.options.data_format == "messages":
-            return chat.end_problems(processor)
-        return problems_of(lambda: blocks.encode_documents([""], processor, self.causal))
+        found = seq2seq.generation_problems(self.options.generation)
+        if self.chats:
+            return found + chat.end_problems(processor)
+        return found + problems_of(lambda: blocks.encode_documents([""], processor, self.causal))
+
+    def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
+        return seq2seq.inherited(self.state.get("generation", {}), self.options.generation)
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         if not self.answers:
@@ -176,24 +219,33 @@ class LanguageModeling(Task):
     def configure(self, config: PreTrainedConfig) -> None:
         if self.causal:
             blocks.configure_decoder(config)
+            brought = seq2seq.own_generation(config, self.cfg)
+            unused = ("do_sample", *generation.SAMPLING)  # without task.generation.do_sample
+            self.state["generation"] = {name: value for name, value in brought.items() if name not in unused}
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        if self.answers:
-            end, size = self._end(processor), self.options.block_size
-            kept = generation.kept_tokens(self.options.max_new_tokens, size)
-            return chat.example_columns(chat.encode_examples(rows, processor, labelled, end), size, end, kept)
+        if self.answers or (self.causal and not labelled):
+            how, size = self._how(processor), self.options.block_size
+            if self.answers:
+                examples = chat.encode_examples(rows, processor, labelled, how.end)
+            else:
+                examples = ((blocks.encode_beginning(each, processor), []) for each in rows["text"])
+            return chat.example_columns(examples, size, how.end, how.kept)
         tokens = blocks.encode_documents(rows["text"], processor, self.causal)
         return {"tokens": tokens, "length": [len(ids) for ids in tokens]}
 
     def regroup(self, features: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        if self.answers:
-            return chat.with_answers(features)
-        return blocks.cut(features, self.options.block_size, packing=self.options.packing, causal=self.causal)
+        rows = iter(features)
+        first = next(rows, {})
+        rows = chain([first] if first else [], rows)
+        if "answers" in first:
+            return chat.with_answers(rows)
+        return blocks.cut(rows, self.options.block_size, packing=self.options.packing, causal=self.causal)
 
     def lost(self, rows: datasets.Dataset, features: datasets.Dataset) -> tuple[Sequence[int], str]:
-        kept = set(features["example"][:]) if self.answers else range(len(rows))
+        kept = set(features["example"][:]) if "answers" in features.column_names else range(len(rows))
         missing = [place for place in range(len(rows)) if place not in kept]
         return missing, f"have no answer within task.block_size ({self.options.block_size}) tokens"
 
@@ -201,16 +253,18 @@ class LanguageModeling(Task):
         pairs = [self._input_and_labels(row, processor, random) for row in features]
         inputs = text.pad([{"input_ids": ids.tolist()} for ids, _ in pairs], processor)
         extra: dict[str, Any] = {"parts": blocks.pad_parts([row["targets"] for row in features], inputs["input_ids"])}
-        if self.answers and not features[0]["answers"]:  # prompts without answers, which are to be generated
-            extra |= {"prompts": [row["tokens"] for row in features], "end": self._end(processor)}
+        if "answers" in features[0] and not features[0]["answers"]:  # prompts, whose answers are to be generated
+            extra |= {"prompts": [row["tokens"] for row in features], "how": self._how(processor)}
         labels = pad_labels([labels for _, labels in pairs], inputs["input_ids"])
         # The cache of keys and values is for generation; it would be made, and kept, in every pass.
         cache = {"use_cache": False} if self.causal else {}
         return {"inputs": inputs | cache, "labels": labels, "labelled": labelled_positions(labels), "extra": extra}
 
-    def _end(self, processor: Processor) -> list[int]:
-        """Returns the tokens that end an answer or a document."""
-        return chat.answer_end(processor, None if self.options.data_format == "messages" else "")
+    def _how(self, processor: Processor) -> generation.Generating:
+        """Returns how answers are generated."""
+        end = chat.answer_end(processor, None if self.chats else "")
+        options = self.options
+        return generation.Generating(end, options.max_new_tokens, options.block_size, options.generation)
 
     def _input_and_labels(
         self, row: dict[str, Any], processor: Processor, random: RowRandom
@@ -218,7 +272,7 @@ class LanguageModeling(Task):
         import numpy as np
 
         tokens = np.array(row["tokens"])
-        if self.answers:
+        if "answers" in row:
             return chat.inputs_and_labels(tokens, row["answers"])
         if self.causal:
             return blocks.next_tokens(tokens, processor)
@@ -233,8 +287,8 @@ class LanguageModeling(Task):
         extra = batch["extra"]
         found = blocks.sums_of_parts(outputs.logits, batch["labels"], extra["parts"], batch["labelled"])
         if "prompts" in extra:
-            room = (self.options.max_new_tokens, self.options.block_size)
-            found["ids"] = generation.continue_all(model, extra["prompts"], extra["end"], *room)
+            seeds = [self.cfg.seed + max(0, row_id) for row_id in batch["row_ids"].tolist()]
+            found["ids"] = generation.continue_all(model, extra["prompts"], extra["how"], seeds)
         return found
 
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
@@ -244,10 +298,17 @@ class LanguageModeling(Task):
         def records() -> Iterator[Record]:
             scored = blocks.scored_documents(sums, data.features, len(data.rows))
             for i, (row, scores) in enumerate(zip(data.rows, scored, strict=True)):
-                answer = {} if ids is None else {"prediction": seq2seq.decode(ids[i : i + 1], data.processor)[0]}
-                yield {name: row[name] for name in self.read_columns()} | answer | scores
+                answer = {} if ids is None else {"prediction": chat.decoded(ids[i : i + 1], data.processor)[0]}
+                yield self._shown(row) | answer | scores
 
         return LazyRecords(records)
+
+    def _shown(self, row: Row) -> Record:
+        """Returns what a row is about, for its record."""
+        if not self.chats:
+            return {name: row[name] for name in self.schema()}
+        tools = {} if row["tools"] is None else {"tools": json.loads(row["tools"])}
+        return {"messages": chat.restored(row["messages"]), **tools}
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
         sums = blocks.by_document(predictions, data.features, len(data.rows))
@@ -257,8 +318,9 @@ class LanguageModeling(Task):
         return likelihood_scores(loss, tokens, correct, num_bytes)
 
     def answer(self, record: Record) -> dict[str, Any]:
-        shown = record.get("prediction", record["perplexity"])
-        return {"prediction": shown, "loss": record["loss"], "num_tokens": record["num_tokens"]}
+        if "prediction" in record:
+            return {"prediction": record["prediction"]}
+        return {"prediction": record["perplexity"], "loss": record["loss"], "num_tokens": record["num_tokens"]}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         sums = blocks.by_document(predictions, data.features, len(data.rows))
@@ -274,14 +336,26 @@ class LanguageModeling(Task):
     def error(self, record: Record) -> tuple[float, ...] | None:
         return None if record["loss"] is None else (record["loss"],)
 
+    def has(self, name: str) -> bool:
+        return super().has(name) and (name != "prompt_ids" or self.causal)
+
+    def prompt_ids(self, prompt: Any, processor: Processor) -> tuple[list[int], generation.Generating]:
+        checked = chat.checked_prompt(prompt, "messages" if self.chats else "text")
+        if self.options.data_format == "text":
+            return blocks.encode_beginning(str(checked), processor), self._how(processor)
+        with chat.of_row("1"):
+            return chat.encode_prompt(checked, processor), self._how(processor)
+
     def samples(self, model: PreTrainedModel, processor: Processor) -> list[str]:
         if not self.causal:
             return []
         prompts = self.state.get("prompts", [""]) if self.options.prompts is None else self.options.prompts
-        return chat.samples(model, processor, prompts, self.options, self.cfg.seed)
+        kind = "messages" if self.chats else self.options.data_format
+        return chat.samples(model, processor, prompts, self._how(processor), kind, self.cfg.seed)
 
     def script(self) -> str:
-        return generation.script_name(self.causal, self.answers)
+        generation.require_causal(self.causal)
+        return "chat"
 
     def graph_script(self) -> str:
         return self.script() if self.causal else "fill_mask"
@@ -291,11 +365,10 @@ class LanguageModeling(Task):
         return {"eos_token_id": stops} if stops else {}
 
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
-        room = (self.options.max_new_tokens, self.options.block_size)
         if not self.causal:
             return {}
-        header = chat.header(processor) if self.options.data_format == "messages" else []
-        return {"header": header} | generation.script_values(model, processor, self._end(processor), *room)
+        header = chat.header(processor) if self.chats else []
+        return {"header": header} | generation.script_values(model, processor, self._how(processor))
 
 
 TASK = LanguageModeling

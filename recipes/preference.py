@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -37,6 +37,7 @@ from toolkit.metrics.intervals import bootstrap
 from toolkit.metrics.score import Quality, Score
 from toolkit.modalities import seq2seq, text
 from toolkit.tasks import blocks, chat, generation
+from toolkit.tasks.generation import settings_problems
 from toolkit.tasks.preferences import LOSSES, REFERENCED
 from toolkit.tasks.records import LazyRecords, as_flag, checked_text
 from toolkit.tasks.tokens import labelled_positions, pad_labels, token_losses
@@ -57,6 +58,7 @@ LOSS_SETTINGS = {
     "desirable_weight": ("kto",),
     "undesirable_weight": ("kto",),
     "max_new_tokens": ("dpo", "ipo", "orpo", "simpo", "kto"),
+    "generation": ("dpo", "ipo", "orpo", "simpo", "kto"),
 }
 """Settings that only some losses use."""
 
@@ -97,16 +99,13 @@ class PreferenceOptions:
     """Maximum number of tokens of a prompt with an answer; longer ones are truncated at their end and counted."""
     max_new_tokens: Positive = 64
     """Maximum number of tokens per sample or predicted answer."""
+    generation: dict[str, Any] = field(default_factory=dict)
+    """Further fields of `transformers.GenerationConfig` for answers, for instance `{do_sample: true}`."""
 
     def problems(self) -> list[str]:
         """Returns what is wrong in combination."""
-        found = unused_options(self, "loss", LOSS_SETTINGS)
+        found = unused_options(self, "loss", LOSS_SETTINGS) + settings_problems(self.generation)
         return found + unused_options(self, "data_format", {"chat_template": ("messages",)})
-
-    @property
-    def block_size(self) -> int:
-        """The limit that samples share with language models."""
-        return self.max_length
 
     @property
     def tokenizer_style(self) -> text.TokenizerStyle:
@@ -145,7 +144,7 @@ class Preference(Task):
     modality = "text"
     best_metric = "reward_accuracy"
     error_name = "margin of rewards"
-    decoding = ("max_new_tokens",)
+    decoding = ("max_new_tokens", "generation")
 
     options: PreferenceOptions
 
@@ -164,7 +163,8 @@ class Preference(Task):
         return [Score(name, greater_is_better=name != "kl") for name in names]
 
     def has(self, name: str) -> bool:
-        own = {"window_loss": self.single, "regroup": self.single, "samples": not self.scores_answers}
+        writes = not self.scores_answers
+        own = {"window_loss": self.single, "regroup": self.single, "samples": writes, "prompt_ids": writes}
         return super().has(name) and own.get(name, True)
 
     def auto_model(self, config: PreTrainedConfig) -> str:
@@ -222,9 +222,10 @@ class Preference(Task):
             yield from (chat.as_text(self._prompt(row["prompt"]), row[name]) for name in self.answers)
 
     def processor_problems(self, processor: Processor) -> list[str]:
+        found = seq2seq.generation_problems(self.options.generation)
         if self.chats:
-            return chat.end_problems(processor)
-        return [] if self.scores_answers else problems_of(lambda: blocks.separators(processor))
+            return found + chat.end_problems(processor)
+        return found if self.scores_answers else problems_of(lambda: blocks.separators(processor))
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
@@ -240,7 +241,7 @@ class Preference(Task):
             with chat.of_row(rows["_number"][place]):
                 texts = [self._encoded(prompt, rows[name][place], processor, end) for name in names]
             if not names:
-                kept = generation.kept_tokens(self.options.max_new_tokens, self.options.max_length)
+                kept = self._how(processor).kept
                 tokens = chat.encode_prompt(prompt, processor)
                 texts, limit = [(tokens[-kept:], [False] * min(kept, len(tokens)))], kept
             if labelled and any(not any(mask[1:limit]) for _, mask in texts):
@@ -313,8 +314,7 @@ class Preference(Task):
             targets = pad_labels(flat, inputs["input_ids"].flatten(0, 1))
             extra = {"targets": targets.view_as(inputs["input_ids"]), "labelled": labelled_positions(targets)}
         elif not self.scores_answers:
-            end = chat.answer_end(processor, None if self.chats else "")
-            extra = {"prompts": [row["tokens"][0] for row in features], "end": end}
+            extra = {"prompts": [row["tokens"][0] for row in features], "how": self._how(processor)}
         size = len(features[0]["tokens"])
         before = [row.get("initial_logps", [math.nan if self.initial else 0.0] * size) for row in features]
         values = [[*row["label"], *each] for row, each in zip(features, before, strict=True)]
@@ -354,8 +354,8 @@ class Preference(Task):
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
         """Returns `logps` and `tokens`, `[B, texts]`; `before`, those of the model before training; or `ids`."""
         if "prompts" in batch["extra"]:
-            room = (self.options.max_new_tokens, self.options.max_length)
-            return {"ids": generation.continue_all(model, batch["extra"]["prompts"], batch["extra"]["end"], *room)}
+            seeds = [self.cfg.seed + max(0, row_id) for row_id in batch["row_ids"].tolist()]
+            return {"ids": generation.continue_all(model, batch["extra"]["prompts"], batch["extra"]["how"], seeds)}
         return {"logps": outputs[..., 0].contiguous(), "tokens": outputs[..., 1].contiguous(),
                 "before": batch["labels"][:, 1:].contiguous()}  # fmt: skip
 
@@ -369,7 +369,7 @@ class Preference(Task):
                 record = {name: row[name] for name in names if row[name] is not None}
                 if found is None:
                     ids = predictions["ids"][number : number + 1]
-                    yield record | {"prediction": seq2seq.decode(ids, data.processor)[0]}
+                    yield record | {"prediction": chat.decoded(ids, data.processor)[0]}
                     continue
                 own = None if number not in places else found[places[number]].tolist()
                 yield record | self._result(row, own)
@@ -476,8 +476,19 @@ class Preference(Task):
         margin = margin if record.get("label", True) else -margin
         return (-margin,) if margin <= 0 else None
 
+    def prompt_ids(self, prompt: Any, processor: Processor) -> tuple[list[int], generation.Generating]:
+        checked = chat.checked_prompt(prompt, "messages" if self.chats else "text")
+        with chat.of_row("1"):
+            return chat.encode_prompt(checked, processor), self._how(processor)
+
     def samples(self, model: PreTrainedModel, processor: Processor) -> list[str]:
-        return chat.samples(model, processor, self.state["prompts"], self.options, self.cfg.seed)
+        how, data_format = self._how(processor), self.options.data_format
+        return chat.samples(model, processor, self.state["prompts"], how, data_format, self.cfg.seed)
+
+    def _how(self, processor: Processor) -> generation.Generating:
+        """Returns how answers are generated."""
+        end, options = chat.answer_end(processor, None if self.chats else ""), self.options
+        return generation.Generating(end, options.max_new_tokens, options.max_length, options.generation)
 
     def script(self) -> str:
         return "chat"
@@ -489,10 +500,8 @@ class Preference(Task):
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         if self.scores_answers:
             return {}
-        room = (self.options.max_new_tokens, self.options.max_length)
         header = chat.header(processor) if self.chats else []
-        end = chat.answer_end(processor, None if self.chats else "")
-        return {"header": header} | generation.script_values(model, processor, end, *room)
+        return {"header": header} | generation.script_values(model, processor, self._how(processor))
 
 
 def _conversation(prompt: Any, answers: Mapping[str, Any]) -> dict[str, str]:

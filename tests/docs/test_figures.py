@@ -105,6 +105,17 @@ def test_the_accuracy_of_plans() -> None:
     assert f"{low} to {high} %" in page
 
 
+def test_the_scores_of_searches_and_similarities() -> None:
+    cases = read(RESULTS / "search_scores.json")["cases"]
+    text = (ROOT / "recipes/configs/embeddings/README.md").read_text(encoding="utf-8")
+    for name, case in cases.items():
+        metric, words = case["metric"], case["baselines"]
+        (before,) = {each["before"][metric] for each in case["by_seed"]}
+        trained = ", ".join(f"{score:.3f}" for score in case["scores"]["trained"])
+        bm25, tfidf = (f"{words[kind][metric]:.3f}" if kind in words else "-" for kind in ("BM25", "cosine of TF-IDF"))
+        assert re.search(rf"\| {name} \| \S+ \| {before:.3f} \| {trained} \| {bm25} \| {tfidf} \|", text), name
+
+
 def test_the_word_errors_of_speakers_that_were_never_heard() -> None:
     cases = read(RESULTS / "spoken_digits.json")["cases"]
     text = (ROOT / "recipes/configs/speech_recognition/README.md").read_text(encoding="utf-8")

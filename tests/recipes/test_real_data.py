@@ -32,6 +32,8 @@ def minilm() -> Path:
         ("reviews", "sick_entailment", "sick/{}.tsv", "eval_accuracy", 0.84),
         ("reviews", "sick_relatedness", "sick/{}.tsv", "eval_pearson", 0.86),
         ("embeddings", "agxqa", "agxqa/{}.json", "eval_recall_at_1", 0.86),
+        ("embeddings", "sick", "sick/{}.tsv", "eval_spearman", 0.84),
+        ("embeddings", "trec_qa", "trec_qa/{}.csv", "eval_map", 0.84),
         ("qa", "agxqa", "agxqa/{}.json", "eval_f1", 0.28),
     ],
 )

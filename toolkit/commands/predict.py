@@ -38,6 +38,8 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     )
     named = "INPUT.predictions and the input's format beside it, else .csv; the terminal for texts and single files"
     options.add_output(parser, named)
+    parser.add_argument("--score", action="store_true",
+                        help="score given texts and answers: perplexity and loss (language models)")  # fmt: skip
     parser.add_argument("--threshold", type=options.fraction, metavar="P", help="add the column unsure: score below P")
     parser.add_argument("--all-scores", action="store_true", help="add a column with the score of every class")
     options.add(parser, "--corpus", default_text="none; the answers are embeddings")
@@ -53,7 +55,8 @@ def run_predict(arguments: argparse.Namespace) -> None:
     from toolkit.deploy.predict import AnswerOptions, answer, file_inputs, text_input
     from toolkit.deploy.trained import decoded_with, read_settings
 
-    output, contents = _output(arguments), AnswerOptions(arguments.threshold, arguments.all_scores)
+    output = _output(arguments)
+    contents = AnswerOptions(arguments.threshold, arguments.all_scores, labelled=arguments.score)
     contents.check(read_settings(expanded(arguments.run), arguments.recipe, overrides=arguments.overrides)[1])
     if arguments.top_k is not None and arguments.corpus is None:
         raise InputError("--top-k: has no effect without --corpus; remove it")
@@ -62,7 +65,10 @@ def run_predict(arguments: argparse.Namespace) -> None:
         from toolkit.deploy.search import read_corpus
 
         contents = replace(contents, ranking=read_corpus(run, arguments.corpus).rankings(arguments.top_k or TOP_K))
-    inputs = file_inputs(run, arguments.input) if arguments.input else [text_input(run, arguments.input_text)]
+    if arguments.input:
+        inputs = file_inputs(run, arguments.input, arguments.score)
+    else:
+        inputs = [text_input(run, arguments.input_text, arguments.score)]
     answer(run, inputs, output, contents, skips_rows=arguments.bad_rows != "error")
     if output is None or not is_first_rank():
         return

@@ -54,18 +54,18 @@ class Input:
         return ((raw, reasons.get(raw.number)) for raw in self.read())
 
 
-def file_inputs(run: TrainedRun, files: Sequence[str]) -> list[Input]:
+def file_inputs(run: TrainedRun, files: Sequence[str], labelled: bool = False) -> list[Input]:
     """Reads and checks files and folders. Raises DataError if one cannot be read, or lacks a column."""
     with local_main_first(run.accelerator):  # the others use its cache
-        return [_file_input(run, file) for file in files]
+        return [_file_input(run, file, labelled) for file in files]
 
 
-def _file_input(run: TrainedRun, file: str) -> Input:
+def _file_input(run: TrainedRun, file: str, labelled: bool) -> Input:
     reading = Reading.of(run.cfg.data)
     columns = columns_for(file, run.task, run.cfg.data.columns, reading)
-    table = load_table(file, run.task, columns, labelled=False, reading=reading)
+    table = load_table(file, run.task, columns, labelled=labelled, reading=reading)
     as_they_are = replace(reading, unescape_html=False, strip_html=False)
-    return Input(file, table, partial(read_rows, file, as_they_are, labelled=False), _style(file, reading))
+    return Input(file, table, partial(read_rows, file, as_they_are, labelled=labelled), _style(file, reading))
 
 
 def _style(file: str, reading: Reading) -> tuple[str, bool]:
@@ -108,13 +108,14 @@ def needed_columns(task: Task) -> dict[str, Column]:
     return required or dict(islice(given.items(), 1))
 
 
-def text_input(run: TrainedRun, texts: Sequence[str]) -> Input:
+def text_input(run: TrainedRun, texts: Sequence[str], labelled: bool = False) -> Input:
     """Returns the rows of `--input-text`: texts for one input column, otherwise `column=text` or JSON objects.
 
     A repeated column begins a new row. Raises InputError if the task reads files, or a column is unknown or missing;
     DataError if a text cannot be used.
     """
-    inputs, columns = needed_columns(run.task), run.cfg.data.columns
+    columns = run.cfg.data.columns
+    inputs = run.task.read_columns() if labelled else needed_columns(run.task)
     if any(column.file for column in inputs.values()):
         raise InputError("--input-text: this run reads files; name them with --input")
     own = {name: parts_of(columns.get(name, name)) for name in inputs}
@@ -124,7 +125,7 @@ def text_input(run: TrainedRun, texts: Sequence[str]) -> Input:
     if len(names) == 1 and meant:
         names, columns = list(own), {}
     rows = [{names[0]: text} for text in texts] if len(names) == 1 else _several(texts, names, meant)
-    table = given_table(rows, run.task, columns, labelled=False, reading=Reading.of(run.cfg.data))
+    table = given_table(rows, run.task, columns, labelled=labelled, reading=Reading.of(run.cfg.data))
     return Input("--input-text", table, lambda: (RawRow(number, row) for number, row in enumerate(rows, start=1)))
 
 
@@ -150,7 +151,7 @@ def _several(texts: Sequence[str], names: list[str], meant: Mapping[str, str]) -
     return rows
 
 
-def _joined(run: TrainedRun, inputs: Sequence[Input]) -> EvalData:
+def _joined(run: TrainedRun, inputs: Sequence[Input], labelled: bool) -> EvalData:
     """Returns the usable rows of all inputs, preprocessed."""
     import datasets
 
@@ -160,7 +161,7 @@ def _joined(run: TrainedRun, inputs: Sequence[Input]) -> EvalData:
         raise DataError(f"none of the {len(bad)} rows can be used:\n{listing(bad)}")
     rows = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
     with local_main_first(run.accelerator):
-        return run.preprocessed(rows, labelled=False)
+        return run.preprocessed(rows, labelled=labelled)
 
 
 CONSIDERED = {"scores": "score", "n_best": "n_best"}
@@ -176,12 +177,12 @@ class AnswerOptions:
     all_scores: bool = False  # whether tables have a column for every class
     # returns the rows of answers, several per row, from predictions of all; None for the task's answers
     ranking: Callable[[Predictions], Iterable[list[dict[str, Any]]]] | None = None
+    labelled: bool = False  # whether given answers are scored instead
 
     def check(self, task: Task) -> None:
-        """Checks that the task's predictions have scores if these options need them.
-
-        Raises InputError if they have no score.
-        """
+        """Raises InputError if the task's predictions have no scores and these options need them."""
+        if self.labelled and not task.scorable:
+            raise InputError(f"--score: {type(task).__name__} has no score of given answers; use toolkit evaluate")
         columns = task.answer_columns
         if (
             self.threshold is not None
@@ -291,7 +292,7 @@ def answer(
     """
     if output is None or not skips_rows:
         apply_policy({each.name: each.table for each in inputs}, "error")
-    data = _joined(run, inputs)
+    data = _joined(run, inputs, options.labelled)
     if options.threshold is not None and (limits := run.task.state.get("decision", {}).get("thresholds")):
         limits.update(dict.fromkeys(limits, options.threshold))
     answers = Answers(run.task, inputs, output or Path("terminal.csv"), options)

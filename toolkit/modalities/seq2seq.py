@@ -217,6 +217,12 @@ def own_generation(config: PreTrainedConfig, cfg: Config) -> dict[str, Any]:
     return {name: value for name, value in settings if name not in ours and "token_id" not in name and name[0] != "_"}
 
 
+def inherited(brought: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Returns the note about settings of generation that a model brings and `task.generation` does not replace."""
+    shown = ", ".join(f"{name}={value}" for name, value in brought.items() if name not in given)
+    return [f"the model brings settings of generation, {shown}; task.generation replaces them."] if shown else []
+
+
 def generation_problems(generation: Mapping[str, Any]) -> list[str]:
     """Returns which names are no settings of generation."""
     from transformers import GenerationConfig

@@ -49,6 +49,12 @@ def encode_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, c
     return [[begin, *document, end] for document in ids]
 
 
+def encode_beginning(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns the tokens of a document without its end, which a causal model continues."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return [separators(tokenizer)[0], *ids]
+
+
 def separators(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     """Returns the ids that begin and end a document.
 

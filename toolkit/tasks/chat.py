@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import IGNORE_INDEX, BadRow, Row
 from toolkit.base.console import shorten
 from toolkit.base.errors import DataError, InputError
-from toolkit.tasks.blocks import separators
-from toolkit.tasks.generation import continue_text, continue_tokens
+from toolkit.tasks.blocks import encode_beginning, separators
+from toolkit.tasks.generation import Generating, continue_all
 from toolkit.tasks.records import checked_text
 
 if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Message = dict[str, str]
-"""A message of a conversation: `role` and `content`."""
+Message = dict[str, Any]
+"""A message of a conversation: `role`, `content`, and what else the chat template may write (see `FURTHER`)."""
 Encoded = tuple[list[int], list[bool]]
 """The tokens of an example, and for each whether it belongs to an answer; an empty list without an answer."""
 
 ASSISTANT = "assistant"
-SHAREGPT = {"human": "user", "gpt": ASSISTANT}
+SHAREGPT = {"human": "user", "gpt": ASSISTANT, "observation": "tool"}
 """Roles in ShareGPT's files that have another name here."""
+FURTHER = ("name", "tool_calls", "tool_call_id", "reasoning_content")
+"""Further keys of messages, which are given to the chat template: OpenAI's, and the thinking before an answer."""
+TRAIN = "train"
+"""Key of messages of the assistant that are not trained; its value is false."""
+_THINKING = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CONTROL = re.compile(r"<\|[^|<>\s]+\|>")
 
@@ -44,8 +51,9 @@ def check_messages(value: Any, labelled: bool, begins: bool = True) -> list[Mess
     """Returns the messages of a conversation.
 
     Args:
-        value: a list of mappings with `role` and `content`, or `from` and `value` as in ShareGPT's files; without
-            labels, text is a message of the user.
+        value: a list of mappings with `role` and `content` (a text, or a list of parts of type `text`), or `from` and
+            `value` as in ShareGPT's files, and the keys `FURTHER`; answers with `train: false` or `weight: 0` are not
+            trained. JSON is read; without labels, other text is a message of the user.
         labelled: whether the conversation must have an answer, a message of the assistant. What follows the last answer
             is removed, because it changes nothing; otherwise, answers at the end are removed, to be predicted.
         begins: whether it begins the conversation, and so cannot begin with an answer.
@@ -53,6 +61,9 @@ def check_messages(value: Any, labelled: bool, begins: bool = True) -> list[Mess
     Raises:
         BadRow: if it is no such list, or has no answer or nothing to answer.
     """
+    if isinstance(value, str) and value.lstrip().startswith("[{"):
+        with suppress(ValueError):
+            value = json.loads(value)
     if isinstance(value, str) and not labelled and value.strip():
         value = [{"role": "user", "content": value}]
     listed = isinstance(value, Sequence) and not isinstance(value, str)
@@ -61,6 +72,8 @@ def check_messages(value: Any, labelled: bool, begins: bool = True) -> list[Mess
     messages = [_message(number, message) for number, message in enumerate(value, start=1)]
     if labelled and not any(message["role"] == ASSISTANT for message in messages):
         raise BadRow(f"the conversation has no answer: no message has the role {ASSISTANT!r}")
+    if labelled and not any(message["role"] == ASSISTANT and message.get(TRAIN, True) for message in messages):
+        raise BadRow("the conversation has no answer to train: all of them have train: false or weight: 0")
     while messages and (messages[-1]["role"] == ASSISTANT) != labelled:
         messages.pop()
     if not messages or (begins and messages[0]["role"] == ASSISTANT):
@@ -70,11 +83,112 @@ def check_messages(value: Any, labelled: bool, begins: bool = True) -> list[Mess
 
 def _message(number: int, message: Mapping[str, Any]) -> Message:
     given = {name: value for name, value in message.items() if value is not None}
-    if given.keys() == {"from", "value"}:
-        given = {"role": SHAREGPT.get(given["from"], given["from"]), "content": given["value"]}
-    if given.keys() != {"role", "content"}:
+    if {"from", "value"} <= given.keys():
+        said, text = given.pop("from"), given.pop("value")
+        given = {"role": SHAREGPT.get(said, said), "content": text, **given}
+        if said == "function_call":
+            given = {**given, "role": ASSISTANT, "content": "", "tool_calls": [_sharegpt_call(number, text)]}
+    if "thinking" in given:
+        given["reasoning_content"] = given.pop("thinking")
+    trained = [_flag(number, name, given.pop(name)) for name in (TRAIN, "weight") if name in given]
+    calls = given.get("tool_calls")
+    if calls and "content" not in given:
+        given["content"] = ""
+    if not {"role", "content"} <= given.keys() <= {"role", "content", *FURTHER}:
         raise BadRow(f"message {number} has {', '.join(map(repr, given)) or 'nothing'}, expected `role` and `content`")
-    return {name: checked_text(given[name], name, f"`{name}` of message {number}") for name in ("role", "content")}
+    if calls and not (isinstance(calls, list) and all(isinstance(each, Mapping) for each in calls)):
+        raise BadRow(f"`tool_calls` of message {number} holds {shorten(repr(calls))}, not a list of objects")
+    content = _joined(number, given["content"])
+    if not (calls and content == ""):
+        content = checked_text(content, "content", f"`content` of message {number}")
+    role = checked_text(given["role"], "role", f"`role` of message {number}")
+    further = {name: given[name] for name in FURTHER if name in given}
+    return {"role": role, "content": content, **further, **({} if all(trained) else {TRAIN: False})}
+
+
+def _sharegpt_call(number: int, text: Any) -> dict[str, Any]:
+    try:
+        return {"type": "function", "function": dict(json.loads(text))}
+    except (TypeError, ValueError):
+        raise BadRow(f"`value` of message {number} is no function call as JSON: {shorten(repr(text))}") from None
+
+
+def _flag(number: int, name: str, value: Any) -> bool:
+    if value not in (0, 1):
+        raise BadRow(f"`{name}` of message {number} is {shorten(repr(value))}; answers are trained (1) or not (0)")
+    return bool(value)
+
+
+def _joined(number: int, content: Any) -> Any:
+    """Returns the text of a list of parts; other values as they are."""
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return content
+    kinds = [part.get("type", "text") if isinstance(part, Mapping) else "text" for part in content]
+    if other := next((kind for kind in kinds if kind != "text"), None):
+        raise BadRow(f"`content` of message {number} has a part of type {other!r}; only text is read")
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def stored(messages: Sequence[Message]) -> list[dict[str, str | None]]:
+    """Returns messages in the columns of a table; their further keys are JSON in `more`."""
+    rest = [{name: value for name, value in each.items() if name not in ("role", "content")} for each in messages]
+    return [
+        {
+            "role": each["role"],
+            "content": each["content"],
+            "more": json.dumps(more, ensure_ascii=False) if more else None,
+        }
+        for each, more in zip(messages, rest, strict=True)
+    ]
+
+
+def restored(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
+    """Returns the messages that `stored` was given."""
+    return [
+        {"role": each["role"], "content": each["content"], **json.loads(each.get("more") or "{}")} for each in messages
+    ]
+
+
+def without_thinking(messages: Iterable[Message]) -> list[Message]:
+    """Returns messages without the thinking before answers: `reasoning_content`, and `<think>` at their beginning."""
+    return [
+        {**{name: value for name, value in each.items() if name != "reasoning_content"},
+         "content": _THINKING.sub("", each["content"]) if each["role"] == ASSISTANT else each["content"]}
+        for each in messages
+    ]  # fmt: skip
+
+
+def checked_tools(value: Any) -> str | None:
+    """Returns the tools of a conversation as JSON; None if there are none. Raises BadRow for anything but a list."""
+    if isinstance(value, str) and value.strip():
+        with suppress(ValueError):
+            value = json.loads(value)
+    if value in (None, "", []):
+        return None
+    if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+        raise BadRow(f"column 'tools' holds {shorten(repr(value))}, not a list of objects")
+    return json.dumps(value, ensure_ascii=False)
+
+
+ALPACA = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
+    "response that appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n"
+    "### Response:\n",
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Response:\n",
+)
+"""Alpaca's own prompts (Taori et al. 2023), with an input and without."""
+
+
+def check_alpaca(row: Row, labelled: bool) -> Row:
+    """Returns a row's instruction and input as a prompt, and its output as the completion; see `check_pair`."""
+    given = {"instruction": checked_text(row["instruction"], "instruction", "column 'instruction'")}
+    if (more := row.get("input")) not in (None, "") and str(more).strip():
+        given["input"] = checked_text(more, "input", "column 'input'")
+    prompt = ALPACA["input" not in given].format(**given)
+    answer = checked_text(row["output"], "output", "column 'output'") if labelled else None
+    return {"prompt": prompt, "completion": answer}
 
 
 def control_tokens(template: str) -> tuple[str, ...]:
@@ -86,7 +200,7 @@ def prompt_of(row: Row) -> str | list[Message]:
     """Returns what an example's last answer follows: the prompt, or the messages before it."""
     if "prompt" in row:
         return str(row["prompt"])
-    messages: list[Message] = row["messages"]
+    messages = restored(row["messages"])
     return messages[:-1] if messages[-1]["role"] == ASSISTANT else messages
 
 
@@ -95,7 +209,8 @@ def as_text(prompt: str | list[Message], answer: str = "") -> str:
     if isinstance(prompt, str):
         return prompt + answer
     answered = [*prompt, {"role": ASSISTANT, "content": answer}] if answer else prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in answered)
+    calls = [f" {json.dumps(each['tool_calls'])}" if each.get("tool_calls") else "" for each in answered]
+    return "\n".join(f"{each['role']}: {each['content']}{call}" for each, call in zip(answered, calls, strict=True))
 
 
 def answer_of(row: Row) -> str | None:
@@ -103,48 +218,54 @@ def answer_of(row: Row) -> str | None:
     if "prompt" in row:
         return None if row["completion"] is None else str(row["completion"])
     last: Message = row["messages"][-1]
-    return last["content"] if last["role"] == ASSISTANT else None
+    return str(last["content"]) if last["role"] == ASSISTANT else None
 
 
 def samples(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Iterable[str | list[Message]],
-    options: Any,
+    how: Generating,
+    data_format: str,
     seed: int,
 ) -> list[str]:
-    """Returns prompts and their continuations or answers, sampled with the task's options.
+    """Returns prompts and their continuations or answers, sampled as `how` says.
 
     The unwrapped model is in evaluation mode. For `messages`, text is a message of the user. The `seed` is that of the
     first sample; that of each further one is greater by 1.
     """
-    if options.data_format == "messages":
+    if data_format == "messages":
         prompts = ([{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts)
-    sample: Any = continue_text if options.data_format == "text" else _answer
-    room = (options.max_new_tokens, options.block_size)
-    return [sample(model, tokenizer, prompt, *room, number) for number, prompt in enumerate(prompts, seed)]
+    prompts = list(prompts)
+    encode: Any = encode_beginning if data_format == "text" else encode_prompt
+    ids = [encode(prompt, tokenizer) for prompt in prompts]
+    found = continue_all(model, ids, how.sampled(), [*range(seed, seed + len(ids))])
+    return [as_text(prompt, answer) for prompt, answer in zip(prompts, decoded(found, tokenizer), strict=True)]
 
 
-def _answer(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: str | list[Message],
-    max_new_tokens: int,
-    block_size: int,
-    seed: int,
-) -> str:
-    """Answers a prompt by sampling, and returns both as text; see `continue_tokens`."""
-    ids = encode_prompt(prompt, tokenizer)
-    tokens = continue_tokens(model, ids, answer_end(tokenizer, prompt), max_new_tokens, block_size, seed)
-    return as_text(prompt, str(tokenizer.decode(tokens, skip_special_tokens=True)))
+def decoded(ids: Iterable[Iterable[int]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Returns the texts of answers, exactly as their tokens have them; `IGNORE_INDEX` is padding."""
+    rows = ([int(token) for token in row if token != IGNORE_INDEX] for row in ids)
+    return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
 
 
-def encode_prompt(prompt: str | list[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def encode_prompt(
+    prompt: str | list[Message], tokenizer: PreTrainedTokenizerBase, tools: str | None = None
+) -> list[int]:
     """Returns the tokens that a model answers: the prompt's, or the messages' in the chat template."""
     if not isinstance(prompt, str):
-        return _rendered(prompt, tokenizer, add_generation_prompt=True) + header(tokenizer)
+        return _rendered(prompt, tokenizer, add_generation_prompt=True, tools=tools) + header(tokenizer)
     ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
     return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids  # some tokenizers end every text
+
+
+def checked_prompt(prompt: Any, data_format: str) -> str | list[Message]:
+    """Returns a prompt as the format of the data has it: messages, or text. Raises BadRow for another one."""
+    if data_format == "messages":
+        return check_messages(prompt, labelled=False)
+    if not isinstance(prompt, str):
+        raise BadRow(f"received {shorten(repr(prompt))}; this run continues texts, it has no chat template")
+    return prompt
 
 
 def encode_pair(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase) -> Encoded:
@@ -230,24 +351,33 @@ def _answered(tokenizer: PreTrainedTokenizerBase) -> list[list[int]] | None:
 
 
 def encode_conversation(
-    messages: list[Message], tokenizer: PreTrainedTokenizerBase, end: Sequence[int] | None = None
+    messages: list[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    end: Sequence[int] | None = None,
+    tools: str | None = None,
 ) -> Encoded:
     """Tokenises a conversation in the tokenizer's chat template.
 
     Answers are what the template encloses in `{% generation %}`; in other templates, what follows the template's prompt
-    for an answer, up to its `end` (None: that of `answer_end`).
+    for an answer, up to its `end` (None: that of `answer_end`). Those with `train: false` are left out.
 
     Raises:
-        BadRow: if a template without `{% generation %}` writes earlier messages differently once others follow.
+        BadRow: if a template without `{% generation %}` writes earlier messages differently once others follow, or one
+            with it does not enclose each answer, some of which are not trained, or `tools` are not written.
         InputError: if the tokenizer has no chat template.
     """
     if _GENERATION.search(template_of(tokenizer)):
-        return _enclosed(messages, tokenizer)
-    tokens, end = _rendered(messages, tokenizer), answer_end(tokenizer) if end is None else end
+        return _enclosed(messages, tokenizer, tools)
+    rendered = partial(_rendered, tokenizer=tokenizer, tools=tools)
+    tokens, end = rendered(messages), answer_end(tokenizer) if end is None else end
+    if tools is not None and tokens == _rendered(messages, tokenizer):
+        raise BadRow("the chat template does not write tools, so the column would be lost; use another template")
     mask, head = [False] * len(tokens), header(tokenizer)
-    for place in (place for place, message in enumerate(messages) if message["role"] == ASSISTANT):
-        before = _rendered(messages[:place], tokenizer, add_generation_prompt=True)
-        answered = _rendered(messages[: place + 1], tokenizer)
+    for place, message in enumerate(messages):
+        if message["role"] != ASSISTANT or not message.get(TRAIN, True):
+            continue
+        before = rendered(messages[:place], add_generation_prompt=True)
+        answered = rendered(messages[: place + 1])
         if answered[: len(before)] != before or tokens[: len(answered)] != answered:
             raise BadRow(
                 f"the chat template changes what comes before or in message {place + 1} once other messages follow, so "
@@ -261,7 +391,7 @@ def encode_conversation(
     return tokens, mask
 
 
-def _enclosed(messages: list[Message], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+def _enclosed(messages: list[Message], tokenizer: PreTrainedTokenizerBase, tools: str | None) -> Encoded:
     """Tokenises a conversation whose answers are enclosed: tokens that begin in one belong to it.
 
     Transformers' own mask looks for the tokens of a span's first and last character, which has none if it is a blank
@@ -271,7 +401,13 @@ def _enclosed(messages: list[Message], tokenizer: PreTrainedTokenizerBase) -> En
 
     render: Any = render_jinja_template
     template, known = template_of(tokenizer), tokenizer.special_tokens_map
-    (text,), (spans,) = render([messages], chat_template=template, return_assistant_tokens_mask=True, **known)
+    shown, given = [_shown(each) for each in messages], None if tools is None else json.loads(tools)
+    (text,), (spans,) = render([shown], tools=given, chat_template=template, return_assistant_tokens_mask=True, **known)
+    answers = [message.get(TRAIN, True) for message in messages if message["role"] == ASSISTANT]
+    if not all(answers):
+        if len(spans) != len(answers):
+            raise BadRow("some answers are not trained, and the chat template does not enclose each of them by itself")
+        spans = [span for span, trained in zip(spans, answers, strict=True) if trained]
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     mask, former = [], 0
     for begin, end in encoded["offset_mapping"]:
@@ -292,13 +428,33 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
         ) from error
 
 
+def _shown(message: Message) -> Message:
+    """Returns what the template is given of a message; arguments of calls are objects, as templates expect them."""
+    shown = {name: value for name, value in message.items() if name != TRAIN}
+    if calls := shown.get("tool_calls"):
+        shown["tool_calls"] = [_call(each) for each in calls]
+    return shown
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if isinstance(function, Mapping) and isinstance(given := function.get("arguments"), str):
+        with suppress(ValueError):
+            return {**call, "function": {**function, "arguments": json.loads(given)}}
+    return dict(call)
+
+
 def _rendered(
-    messages: list[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool = False
+    messages: list[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    add_generation_prompt: bool = False,
+    tools: str | None = None,
 ) -> list[int]:
     template_of(tokenizer)
     encoded: Any = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=add_generation_prompt, tokenizer_kwargs={"verbose": False}
-    )
+        [_shown(each) for each in messages], tools=None if tools is None else json.loads(tools),
+        add_generation_prompt=add_generation_prompt, tokenizer_kwargs={"verbose": False},
+    )  # fmt: skip
     ids: list[int] = encoded["input_ids"]
     return ids
 
@@ -315,16 +471,17 @@ def encode_examples(
         DataError: if the chat template cannot be applied to a row.
         InputError: if the tokenizer lacks an end-of-text token or a chat template.
     """
-    names = [name for name in ("prompt", "completion", "messages") if name in rows]
+    names = [name for name in ("prompt", "completion", "messages", "tools") if name in rows]
     for number, *values in zip(rows["_number"], *(rows[name] for name in names), strict=True):
         row = dict(zip(names, values, strict=True))
         with of_row(number):
+            tools = row.get("tools")
             if not labelled:
-                found: Encoded = encode_prompt(prompt_of(row), tokenizer), []
+                found: Encoded = encode_prompt(prompt_of(row), tokenizer, tools), []
             elif "prompt" in row:
                 found = encode_pair(row["prompt"], row["completion"], tokenizer)
             else:
-                found = encode_conversation(row["messages"], tokenizer, end)
+                found = encode_conversation(restored(row["messages"]), tokenizer, end, tools)
         yield found
 
 

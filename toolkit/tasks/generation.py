@@ -3,98 +3,163 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import IGNORE_INDEX
 from toolkit.base.errors import InputError
-from toolkit.tasks.blocks import separators
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from torch import Tensor
 
-TOP_K = 50
-"""Number of most likely tokens to sample from (Fan et al. 2018, arXiv 1805.04833; transformers' default)."""
-
-
-def continue_text(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
-    max_new_tokens: int,
-    block_size: int,
-    seed: int,
-) -> str:
-    """Returns a prompt and its continuation by sampling; see `continue_tokens`."""
-    begin, end = separators(tokenizer)
-    ids = [begin, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
-    continuation = continue_tokens(model, ids, [end], max_new_tokens, block_size, seed)
-    return f"{prompt}{tokenizer.decode(continuation, skip_special_tokens=True)}"
+SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
+"""Settings of sampling, and transformers' defaults."""
+GROUP = 32
+"""Most prompts that are continued at once."""
 
 
-def continue_tokens(
-    model: Any, ids: list[int], end: Sequence[int], max_new_tokens: int, block_size: int, seed: int | None = None
-) -> list[int]:
-    """Continues tokens by sampling with a seed, or else by greedy search, and returns the new ones.
+@dataclass(frozen=True)
+class Generating:
+    """How tokens are continued.
 
-    Of many tokens, only the last ones are used, as `kept_tokens` says; new ones fill what is left of `block_size`.
-    `end` are the tokens that end an answer: generation stops at a single one, as at those of the model's generation
-    configuration; what follows several is cut off. The global random state is not changed.
+    In training, a prompt and its answer share `block_size` tokens: a long prompt is read whole, and its answer is
+    short. So of many tokens only the last `kept` are used, and new ones fill what is left.
+    """
+
+    end: Sequence[int]
+    """The tokens that end an answer: generation stops at a single one, as at those of the model's generation
+    configuration; what follows several is cut off."""
+    max_new_tokens: int
+    block_size: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of `transformers.GenerationConfig`."""
+
+    @property
+    def kept(self) -> int:
+        """The number of a prompt's last tokens that are used."""
+        return self.block_size - min(self.max_new_tokens, max(1, self.block_size // 8))
+
+    def sampled(self) -> Generating:
+        """Returns the same with sampling, for samples in reports."""
+        return replace(self, settings={"do_sample": True, **self.settings})
+
+
+def settings_problems(settings: Mapping[str, Any]) -> list[str]:
+    """Returns which settings of `task.generation` cannot be used, as full messages."""
+    found = ["task.generation.max_new_tokens: set task.max_new_tokens"] if "max_new_tokens" in settings else []
+    if not settings.get("do_sample"):
+        unused = [name for name in SAMPLING if name in settings]
+        found += [f"task.generation.{name}: has no effect without task.generation.do_sample=true" for name in unused]
+    elif settings.get("num_beams", 1) != 1:
+        found.append("task.generation.num_beams: beams are not sampled; remove it, or do_sample")
+    other = ("typical_p", "top_h", "epsilon_cutoff", "eta_cutoff", "num_return_sequences", "assistant_early_exit")
+    found += [f"task.generation.{name}: is not supported; sampling has {', '.join(SAMPLING)}"
+              for name in other if name in settings]  # fmt: skip
+    return found
+
+
+def continue_all(
+    model: Any, prompts: Sequence[list[int]], how: Generating, seeds: Sequence[int] | None = None, watching: Any = None
+) -> torch.Tensor:
+    """Continues prompts by greedy or beam search, or by sampling with a seed for each.
+
+    Prompts are continued together, the shorter ones padded on the left; no token depends on the others but for
+    rounding. The global random state is not changed. `watching` is a `StoppingCriteria` of transformers.
+
+    Returns:
+        `[prompts, T]` int64 new tokens, padded with `IGNORE_INDEX`.
     """
     import torch
-    from transformers import GenerationConfig
 
-    block_size -= getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", 0)
-    ids = ids[-kept_tokens(max_new_tokens, block_size) :]
+    virtual = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", 0)
+    how = replace(how, block_size=how.block_size - virtual)
+    cut = [ids[-how.kept :] for ids in prompts]
+    rooms = [min(how.max_new_tokens, how.block_size - len(ids)) for ids in cut]
+    new: dict[int, list[int]] = {}
+    # Rows of one length of the answer: with padding, longer ones would go beyond the positions of the model.
+    order = sorted(range(len(cut)), key=lambda place: (rooms[place], len(cut[place])))
+    most = 1 if virtual else GROUP  # prompt tuning counts positions from the first virtual token
+    while order:
+        group = [place for place in order[:most] if rooms[place] == rooms[order[0]]]
+        order = order[len(group) :]
+        own = None if seeds is None else [seeds[place] for place in group]
+        found = _continued([cut[place] for place in group], model, how, rooms[group[0]], own, watching)
+        new |= dict(zip(group, found, strict=True))
+    rows = [torch.tensor(new[place], dtype=torch.int64) for place in range(len(cut))]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORE_INDEX)
+
+
+def _continued(
+    prompts: Sequence[list[int]], model: Any, how: Generating, room: int, seeds: Sequence[int] | None, watching: Any
+) -> list[list[int]]:
+    import torch
+    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+    stops, longest = stop_tokens(model, how.end), max(map(len, prompts))
+    own = {name: value for name, value in how.settings.items() if name not in ("do_sample", *SAMPLING)}
     settings = GenerationConfig(
-        do_sample=seed is not None, max_new_tokens=min(max_new_tokens, block_size - len(ids)), pad_token_id=end[0],
-        eos_token_id=stop_tokens(model, end) or None,
-        **({} if seed is None else {"top_k": TOP_K}),
-    )  # fmt: skip
-    inputs = torch.tensor([ids], device=model.device)
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+        do_sample=False, max_new_tokens=room, pad_token_id=how.end[0], eos_token_id=stops or None, **own
+    )
+    pads = [longest - len(ids) for ids in prompts]
+    inputs = torch.tensor([[how.end[0]] * pad + ids for pad, ids in zip(pads, prompts, strict=True)])
+    mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in pads])
+    processors = LogitsProcessorList(_sampling(model, how.settings, seeds) if how.settings.get("do_sample") else [])
+    with warnings.catch_warnings():
         # With virtual tokens the library recomputes position ids, which is correct here.
         warnings.filterwarnings("ignore", "Position ids are not supported for parameter efficient tuning")
-        if seed is not None:
-            torch.manual_seed(seed)
-        output = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
-    new: list[int] = output[0, len(ids) :].tolist()
-    return new if len(end) == 1 else new[: next((i for i in range(len(new)) if new[i : i + len(end)] == [*end]), None)]
+        output = model.generate(
+            inputs.to(model.device), attention_mask=mask.to(model.device), generation_config=settings,
+            logits_processor=processors, stopping_criteria=StoppingCriteriaList([watching] if watching else []),
+        )  # fmt: skip
+    return [_until_end(row, stops, how.end) for row in output[:, longest:].tolist()]
 
 
-def script_name(causal: bool, answers: bool) -> str:
-    """Returns the template of a language model's script (see `Task.script`); `answers` for one that answers prompts.
+def _until_end(new: list[int], stops: Sequence[int], end: Sequence[int]) -> list[int]:
+    """Returns new tokens up to the first at which generation stops, or before several that end an answer."""
+    new = new[: next((place + 1 for place, token in enumerate(new) if token in stops), None)]
+    if len(end) == 1:
+        return new
+    return new[: next((i for i in range(len(new)) if new[i : i + len(end)] == [*end]), None)]
 
-    Raises:
-        InputError: if the model is masked.
+
+def _sampling(model: Any, settings: Mapping[str, Any], seeds: Sequence[int] | None) -> list[Any]:
+    """Returns processors of logits with which the likeliest token is a sample, by random numbers of each row alone.
+
+    Adding a random number of Gumbel's distribution to each logit makes the largest a sample of the distribution (Gumbel
+    1954; Maddison et al. 2014, arXiv 1411.0030).
     """
-    if not causal:
-        raise InputError(
-            "toolkit export: a masked language model has no predict.py, because `toolkit predict` scores it with "
-            "random masks. Its folder model/ can be used with transformers.pipeline('fill-mask')."
-        )
-    return "chat" if answers else "language_model"
+    import torch
+    from transformers import LogitsProcessor, MinPLogitsWarper, TemperatureLogitsWarper
+    from transformers import TopKLogitsWarper, TopPLogitsWarper  # isort: skip
 
+    inherited = model.generation_config
+    values = {}
+    for name, usual in SAMPLING.items():
+        given = settings.get(name, getattr(inherited, name, None))
+        values[name] = usual if given is None else given
 
-def script_values(
-    model: Any, tokenizer: PreTrainedTokenizerBase, end: Sequence[int], max_new_tokens: int, block_size: int
-) -> dict[str, Any]:
-    """Returns what the script of a causal model needs, nothing for others; arguments are those of `continue_tokens`."""
-    if getattr(model, "generation_config", None) is None:
-        return {}
-    kept, ending = kept_tokens(max_new_tokens, block_size), tokenizer.decode([*end]) if len(end) > 1 else ""
-    stops = stop_tokens(model, end) or None
-    return {"begin": separators(tokenizer)[0], "end": end[0], "ending": ending, "stops": stops, "kept": kept}
+    class Noise(LogitsProcessor):
+        def __init__(self) -> None:
+            self.generators = [torch.Generator().manual_seed(seed) for seed in seeds or ()]
 
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            size = scores.shape[-1]
+            drawn = [torch.rand(size, generator=each, dtype=torch.float64) for each in self.generators]
+            noise = -(-torch.stack(drawn).clamp(min=1e-300).log()).log()
+            return scores.double() + noise.to(scores.device)
 
-def kept_tokens(max_new_tokens: int, block_size: int) -> int:
-    """Returns the number of a prompt's last tokens that are used; arguments are those of `continue_tokens`.
-
-    In training, prompt and answer share `block_size` tokens: a long prompt is read whole, and its answer is short.
-    """
-    return block_size - min(max_new_tokens, max(1, block_size // 8))
+    found: list[Any] = []
+    if values["temperature"] != 1:
+        found.append(TemperatureLogitsWarper(float(values["temperature"])))
+    if values["top_k"]:
+        found.append(TopKLogitsWarper(values["top_k"]))
+    if values["top_p"] < 1:
+        found.append(TopPLogitsWarper(float(values["top_p"])))
+    if values["min_p"]:
+        found.append(MinPLogitsWarper(float(values["min_p"])))
+    return [*found, Noise()]
 
 
 def stop_tokens(model: Any, end: Sequence[int]) -> list[int]:
@@ -104,14 +169,32 @@ def stop_tokens(model: Any, end: Sequence[int]) -> list[int]:
     return sorted({*single, *(stops if isinstance(stops, list) else [] if stops is None else [stops])})
 
 
-def continue_all(
-    model: Any, prompts: Sequence[list[int]], end: Sequence[int], max_new_tokens: int, block_size: int
-) -> torch.Tensor:
-    """Continues several prompts by greedy search, one by one, so that none depends on the others.
+def require_causal(causal: bool) -> None:
+    """Raises InputError if a language model has no script (see `Task.script`), because it is masked."""
+    if not causal:
+        raise InputError(
+            "toolkit export: a masked language model has no predict.py, because `toolkit predict` scores it with "
+            "random masks. Its folder model/ can be used with transformers.pipeline('fill-mask')."
+        )
 
-    Returns `[prompts, T]` int64 new tokens, padded with `IGNORE_INDEX`; arguments are those of `continue_tokens`.
+
+def script_values(model: Any, tokenizer: Any, how: Generating) -> dict[str, Any]:
+    """Returns what the script of a causal model needs, nothing for others.
+
+    Raises:
+        InputError: if answers are sampled, which the script does not.
     """
-    import torch
+    from toolkit.tasks.blocks import separators
 
-    new = [torch.tensor(continue_tokens(model, ids, end, max_new_tokens, block_size)) for ids in prompts]
-    return torch.nn.utils.rnn.pad_sequence(new, batch_first=True, padding_value=IGNORE_INDEX)
+    if getattr(model, "generation_config", None) is None:
+        return {}
+    if how.settings.get("do_sample"):
+        raise InputError(
+            "toolkit export: answers are sampled (task.generation.do_sample), and a script would draw others; export "
+            "with task.generation={}"
+        )
+    end = how.end
+    ending = tokenizer.decode([*end]) if len(end) > 1 else ""
+    stops = stop_tokens(model, end) or None
+    own = {"begin": separators(tokenizer)[0], "end": end[0], "generation": how.settings, "block_size": how.block_size}
+    return own | {"ending": ending, "stops": stops, "kept": how.kept}

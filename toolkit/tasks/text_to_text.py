@@ -121,9 +121,7 @@ class TextToText(Task):
         return seq2seq.generation_problems(self.options.generation)
 
     def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
-        own = {name: value for name, value in self.state["generation"].items() if name not in self.options.generation}
-        shown = ", ".join(f"{name}={value}" for name, value in own.items())
-        return [f"the model brings settings of generation, {shown}; task.generation replaces them."] if own else []
+        return seq2seq.inherited(self.state["generation"], self.options.generation)
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool

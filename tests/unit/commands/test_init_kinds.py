@@ -298,18 +298,16 @@ def test_what_a_recipe_cannot_read_is_said_with_what_it_can(tmp_path, capsys) ->
         tmp_path,
         [{"instruction": f"Shorten to {n}.", "input": text, "output": text[:9]} for n, text in enumerate(TEXTS)],
     )
-    assert "instruction and input are parts of one prompt" in refusal(capsys, alpaca)
+    found = init(alpaca)
+    assert (found["task"]["data_format"], found["data"].get("columns")) == ("alpaca", None)
     columns = init(alpaca, "data.columns.prompt=instruction")["data"]["columns"]
     assert columns == {"prompt": "instruction", "completion": "output"}
     dolly = [{"instruction": text, "context": text[9:], "response": text[:9]} for text in TEXTS]
     assert "instruction and context are parts" in refusal(capsys, json_lines(tmp_path / "dolly.jsonl", dolly))
-    pairs = json_lines(tmp_path / "dpo.jsonl", [{"prompt": text, "chosen": text, "rejected": "no"} for text in TEXTS])
-    advice = re.search(r"--recipe (.*)", refusal(capsys, pairs))[1].split()
-    assert init(pairs, "--recipe", *advice)["data"]["columns"] == {"prompt": "prompt", "completion": "chosen"}
     chat = [{"chat": [{"role": "human", "text": text}, {"role": "bot", "text": "yes"}]} for text in TEXTS]
     assert "messages of chat have role and text" in refusal(capsys, json_lines(tmp_path / "chat.jsonl", chat))
     compared = [{"chosen": text, "rejected": text[3:]} for text in TEXTS]
-    assert "preference" in refusal(capsys, written(tmp_path, compared))
+    assert "answers without a column of prompts" in refusal(capsys, written(tmp_path, compared))
     tagged = [{"words": str(text.split()), "tags": str(["B-PER"] + ["O"] * (len(text.split()) - 1))} for text in TEXTS]
     assert init(written(tmp_path, tagged))["data"]["columns"] == {"tokens": "words"}
     plain = [{"words": text, "tags": " ".join(["B-PER"] + ["O"] * (len(text.split()) - 1))} for text in TEXTS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -128,8 +129,16 @@ def test_prompts_to_be_answered_keep_their_end():
         (messages(("user", "Hello")), "the conversation has no answer: no message has the role 'assistant'"),
         (messages(("user", " "), ("assistant", "a")), "the content is missing: `content` of message 1 is empty"),
         ([{"speaker": "human", "text": "Hello"}], "message 1 has 'speaker', 'text', expected `role` and `content`"),
-        ([{"role": "user", "content": "a", "tool_calls": [1]}], "message 1 has 'role', 'content', 'tool_calls'"),
-        ([{"role": "user", "content": ["a"]}], r"`content` of message 1 holds \['a'\], not text"),
+        ([{"role": "user", "content": "a", "image": 1}], "message 1 has 'role', 'content', 'image'"),
+        ([{"role": "user", "content": "a", "tool_calls": [1]}], r"`tool_calls` of message 1 holds \[1\], not a list"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "a part of type 'image_url'; only text is read"),
+        ([{"role": "user", "content": []}], "the content is missing: `content` of message 1 is empty"),
+        ([{"role": "assistant", "content": "a", "weight": 0.5}], "`weight` of message 1 is 0.5; answers are trained"),
+        (
+            [*messages(("user", "q")), {"role": "assistant", "content": "a", "train": False}],
+            "no answer to train: all of them have train: false",
+        ),
+        ([{"from": "function_call", "value": "x"}], "`value` of message 1 is no function call as JSON"),
     ],
 )
 def test_what_is_not_a_conversation_is_named(value, message):
@@ -169,3 +178,72 @@ def test_conversations_that_differ_in_the_last_answer_alone_are_one_unit_with_ot
     keys = Keys(*(np.array([row[name] for row in rows]) for name in (INPUTS, LABEL, GROUP)))
     assert units(keys).tolist() == [0, 0, 1]
     assert len(set(keys.labels)) == 3
+
+
+CALLING = (
+    "{% if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }} {% endfor %}\n{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{% if message.reasoning_content %}<think>"
+    "{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}{% for call in message.tool_calls or [] %}"
+    "CALL {{ call.function.name }} {{ call.function.arguments.crop }}{% endfor %}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TOOLS = '[{"type": "function", "function": {"name": "price"}}]'
+CALL = {"type": "function", "function": {"name": "price", "arguments": '{"crop": "hay"}'}}
+TOOL_TALK = [
+    {"role": "user", "content": "Price of hay?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "name": "price", "content": "90"},
+    {"role": "assistant", "content": [{"type": "text", "text": "It is "}, {"type": "text", "text": "90."}]},
+]
+
+
+def test_calls_of_tools_are_trained_and_their_results_are_not():
+    processor = tokenizer(CALLING)
+    checked = chat.check_messages(TOOL_TALK, labelled=True)
+    assert chat.restored(chat.stored(checked)) == checked
+    encoded = chat.encode_conversation(checked, processor, tools=TOOLS)
+    assert answers(encoded, processor) == ["CALL price hay<|endoftext|>", "It is 90.<|endoftext|>"]
+    assert "price" in processor.decode(encoded[0]).partition("<|user|>")[0]
+    with pytest.raises(BadRow, match="does not write tools"):
+        chat.encode_conversation(chat.check_messages(messages(*TALK), labelled=True), tokenizer(PLAIN), tools=TOOLS)
+    sharegpt = [
+        {"from": "human", "value": "Price of hay?"},
+        {"from": "function_call", "value": json.dumps(CALL["function"])},
+        {"from": "observation", "value": "90"},
+        {"from": "gpt", "value": "It is 90."},
+    ]
+    again = chat.encode_conversation(chat.check_messages(sharegpt, labelled=True), processor, tools=TOOLS)
+    assert answers(again, processor) == answers(encoded, processor)
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+@pytest.mark.parametrize("skipped", [{"train": False}, {"weight": 0}])
+def test_answers_that_are_not_trained_are_read_as_context(template, skipped):
+    processor = tokenizer(template)
+    talk = messages(*TALK)
+    talk[1] |= skipped
+    encoded = chat.encode_conversation(chat.check_messages(talk, labelled=True), processor)
+    assert answers(encoded, processor) == ["Grain.<|endoftext|>"]
+    assert encoded[0] == chat.encode_conversation(messages(*TALK), processor)[0]
+
+
+def test_thinking_is_kept_or_dropped():
+    processor, talk = tokenizer(CALLING), messages(*TALK[:2])
+    talk[1] |= {"reasoning_content": "They graze."}
+    written = messages(TALK[0], ("assistant", "<think>They graze.</think>Grass."))
+    for each in (talk, written):
+        checked = chat.check_messages(each, labelled=True)
+        (kept,) = answers(chat.encode_conversation(checked, processor), processor)
+        assert kept == "<think>They graze.</think>Grass.<|endoftext|>"
+        (dropped,) = answers(chat.encode_conversation(chat.without_thinking(checked), processor), processor)
+        assert dropped == "Grass.<|endoftext|>"
+
+
+def test_alpaca_s_rows_have_its_prompts():
+    row = {"instruction": "Name a crop.", "input": "of wet soil", "output": "Rice."}
+    with_input, without = chat.check_alpaca(row, True), chat.check_alpaca(row | {"input": ""}, True)
+    assert with_input["prompt"].endswith("### Instruction:\nName a crop.\n\n### Input:\nof wet soil\n\n### Response:\n")
+    assert without["prompt"].endswith("request.\n\n### Instruction:\nName a crop.\n\n### Response:\n")
+    assert with_input["completion"] == "Rice."
+    assert chat.check_alpaca(row, False)["completion"] is None

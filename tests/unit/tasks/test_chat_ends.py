@@ -85,7 +85,7 @@ def test_what_a_template_without_a_prompt_writes_before_an_answer_is_no_part_of_
 
 @pytest.mark.parametrize(("prompt", "answer", "kept"), [(94, 64, 94), (200, 64, 112), (200, 4, 124), (94, 200, 94)])
 def test_a_long_prompt_is_read_as_in_training(prompt, answer, kept):
-    room = generation.kept_tokens(answer, 128)
+    room = generation.Generating([0], answer, 128).kept
     columns = chat.example_columns([(list(range(prompt)), [])], 128, prompt_size=room)
     assert columns["tokens"] == [list(range(prompt))[-kept:]]
     assert columns["truncated_input"] == [kept < prompt]

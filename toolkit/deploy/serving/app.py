@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from toolkit.data.readers.raw import Reading
 from toolkit.deploy.search import Corpus
+from toolkit.deploy.serving.completions import Completions
 from toolkit.deploy.serving.requests import Columns, Limits, Refusal, checked_table, rows_of_form, rows_of_json
 from toolkit.deploy.serving.schema import Served, health_schema, page, predict_schema, search_schema
 from toolkit.deploy.serving.worker import FAILED, Worker
@@ -92,6 +93,12 @@ class Service:
             read = await _in_time(self._received(request), self.limits.timeout, 408, "the request was not received")
             return await self._answers(read)
 
+    async def received(self, request: Request) -> bytes:
+        """Returns the body of a request within the limits."""
+        request = Request(request.scope, _limited(request, self.limits))
+        body: bytes = await _in_time(request.body(), self.limits.timeout, 408, "the request was not received")
+        return body
+
     async def answers(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Answers rows that do not come from a request, for the page of `toolkit demo`; may raise a Refusal."""
         with self._place():
@@ -128,15 +135,23 @@ class Service:
     @contextmanager
     def _place(self) -> Iterator[None]:
         """Counts a request until it is answered; rejects it if there are too many."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self) -> None:
+        """Counts a request; rejects it if there are too many."""
         if self._inside >= self.limits.max_queue:
             seconds = math.ceil(self._inside * self.worker.seconds_per_row)
             wait = min(max(1, seconds), LONGEST_RETRY)
             raise Refusal(429, f"{self._inside} requests are waiting; try again in {wait} s", retry_after=wait)
         self._inside += 1
-        try:
-            yield
-        finally:
-            self._inside -= 1
+
+    def leave(self) -> None:
+        """Counts a request as answered."""
+        self._inside -= 1
 
     async def _received(self, request: Request) -> Read:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -199,6 +214,11 @@ def build(run: TrainedRun, name: str, limits: Limits, corpus: Corpus | None = No
         app.add_api_route(
             "/embed", service.predict, methods=["POST"], summary="Embed rows", **predict_schema(service.served)
         )
+    if run.task.has("prompt_ids"):
+        completions = Completions(service, service.received)
+        app.add_api_route("/v1/chat/completions", completions.chat, methods=["POST"], summary="OpenAI's: answer")
+        app.add_api_route("/v1/completions", completions.text, methods=["POST"], summary="OpenAI's: continue")
+        app.add_api_route("/v1/models", completions.models, summary="OpenAI's: the run")
     if corpus is not None:
         app.add_api_route(
             "/search", service.search, methods=["POST"], summary="Find the most similar documents",

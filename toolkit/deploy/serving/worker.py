@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -60,6 +60,14 @@ class Job:
         """The predictions of all feature rows, once none waits."""
         assert self.data is not None
         return scatter(self.parts, len(self.data.features))
+
+
+@dataclass(eq=False)
+class Call:
+    """Work of a request that has batches of its own; it is done between the others."""
+
+    work: Callable[[], None]
+    done: Future[None] = field(default_factory=Future)
 
 
 Piece = tuple[Job, list[int]]
@@ -122,7 +130,7 @@ class Worker:
 
     def __init__(self, run: TrainedRun, batch_wait: float) -> None:
         self._run, self._batch_wait = run, batch_wait
-        self._queue: queue.Queue[Job | None] = queue.Queue()
+        self._queue: queue.Queue[Job | Call | None] = queue.Queue()
         self._jobs: deque[Job] = deque()
         self._thread = Thread(self._work, "model")
         self._ending = False
@@ -155,6 +163,14 @@ class Worker:
         self._queue.put(job)
         return job
 
+    def call(self, work: Callable[[], None]) -> Future[None]:
+        """Queues work for the thread; rejects it once the worker has failed."""
+        if not self.is_alive:
+            raise self._unable()
+        call = Call(work)
+        self._queue.put(call)
+        return call.done
+
     def _work(self) -> None:
         run = self._run
         run.model.eval()
@@ -181,8 +197,28 @@ class Worker:
                 continue
             if job is None:
                 self._ending = True
+            elif isinstance(job, Call):
+                self._do(job)
             else:
                 self._accept(job)
+
+    def _do(self, call: Call) -> None:
+        if not call.done.set_running_or_notify_cancel():  # its client is gone
+            return
+        try:
+            if self.failure:
+                raise self._unable()
+            with torch.no_grad():
+                call.work()
+            call.done.set_result(None)
+        except Refusal as error:
+            call.done.set_exception(error)
+        except Exception as error:
+            if _is_lasting(error):
+                self._fail(error, [])
+            else:
+                report_error(unexpected(error))
+            call.done.set_exception(Refusal(500, FAILED))
 
     def _accept(self, job: Job) -> None:
         if job.done.done() or self.failure:

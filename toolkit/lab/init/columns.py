@@ -174,8 +174,16 @@ def is_tags(column: ColumnProfile) -> bool:
     return is_tokens(column) and all(_TAG.fullmatch(str(tag)) for tags in lists for tag in tags)
 
 
+def find_instructions(profile: Profile, given: Columns) -> Columns | None:
+    """Finds instructions with inputs and outputs, by Alpaca's names."""
+    names = ("instruction", "input", "output")
+    if {"prompt", "completion"} & given.keys() or not {*names} <= profile.columns.keys():
+        return None
+    return {name: name for name in names} if profile.columns["output"].kind == TEXT else None
+
+
 def find_prompts(profile: Profile, given: Columns) -> Columns | None:
-    """Finds prompts and completions; raises InputError for a prompt in two parts, as Alpaca's."""
+    """Finds prompts and completions; raises InputError for a prompt in two parts."""
     completion = Role("completion", "response output answer assistant reply", has_kind(TEXT), free=True)
     found = roles(Role("prompt", "instruction question input user", has_kind(TEXT)), completion)(profile, given)
     if found is None or "prompt" in given:

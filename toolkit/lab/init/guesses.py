@@ -207,13 +207,13 @@ def answers(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
     if model.folder is not None:
         from transformers import AutoTokenizer
 
-        from toolkit.tasks.chat import encode_prompt
+        from toolkit.tasks.chat import encode_prompt, restored
 
         with suppress(OSError, ValueError):  # it cannot be read, or only with code of its own
             tokenizer = AutoTokenizer.from_pretrained(model.folder, local_files_only=True, trust_remote_code=False)
             tokenizer.chat_template = options.chat_template or tokenizer.chat_template
             if tokenizer.chat_template:
-                counts = [len(encode_prompt(row["messages"], tokenizer)) for row in some]
+                counts = [len(encode_prompt(restored(row["messages"]), tokenizer)) for row in some]
                 return [_limit("block_size", Tokens(counts, "counted in the model's chat template"), model)]
     texts = [" ".join(turn["content"] for turn in row["messages"]) for row in some]
     found, turns = tokens(texts, model.folder), [len(row["messages"]) for row in some]

@@ -23,6 +23,7 @@ from toolkit.lab.init.columns import (
     find_answers,
     find_chats,
     find_clips,
+    find_instructions,
     find_judged,
     find_pair,
     find_plain_text,
@@ -331,6 +332,12 @@ KINDS = (
         texts=("text",),
         limits=truncation(max_length="text"),
         settings=[label_settings],
+    ),
+    Kind(
+        *("prompts", "language_modeling", "instructions with inputs and outputs"),
+        find=find_instructions,
+        limits=answers,
+        settings=[data_format("alpaca")],
     ),
     Kind(
         *("prompts", "language_modeling", "prompts and completions"),
