@@ -31,6 +31,7 @@ from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
+from toolkit.metrics.generation import ANSWERS, scores_of_answers
 from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_quality, likelihood_scores
 from toolkit.modalities import seq2seq, text
 from toolkit.tasks import blocks, chat, generation
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
-    from toolkit.metrics.score import Quality
+    from toolkit.metrics.score import Quality, Score
 
 AUTO_MODELS = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}
 BY_OBJECTIVE = {
@@ -136,7 +137,6 @@ class LanguageModeling(Task):
         "output": _column("alpaca", "the answer", label=True),
     }
     modality = "text"
-    scores = LIKELIHOOD
     best_metric = "perplexity"
     error_name = "loss per token"
     decoding = ("max_new_tokens", "generation")
@@ -148,6 +148,10 @@ class LanguageModeling(Task):
         self.causal = self.options.objective == "causal"
         self.answers, self.chats = self.options.data_format != "text", self.options.data_format in CHATS
         self.state = {"generation": {}} if self.causal else {}
+
+    @property
+    def scores(self) -> Sequence[Score]:
+        return [*LIKELIHOOD, *(ANSWERS if self.cfg.eval.generate and self.answers else ())]
 
     def auto_model(self, config: PreTrainedConfig) -> str:
         return AUTO_MODELS[self.options.objective]
@@ -337,7 +341,12 @@ class LanguageModeling(Task):
         return None if record["loss"] is None else (record["loss"],)
 
     def has(self, name: str) -> bool:
-        return super().has(name) and (name != "prompt_ids" or self.causal)
+        own = {"prompt_ids": self.causal, "generated_scores": self.answers}
+        return super().has(name) and own.get(name, True)
+
+    def generated_scores(self, records: Iterable[Record]) -> dict[str, float]:
+        pairs = [(record["prediction"], chat.answer_of(record) or "") for record in records]
+        return scores_of_answers([one for one, _ in pairs], [other for _, other in pairs])
 
     def prompt_ids(self, prompt: Any, processor: Processor) -> tuple[list[int], generation.Generating]:
         checked = chat.checked_prompt(prompt, "messages" if self.chats else "text")

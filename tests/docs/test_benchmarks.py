@@ -12,7 +12,7 @@ from launching import ROOT
 
 OTHERS = {
     *("GPU", "first results", "guards", "phases", "samples", "real data", "retrieval", "reviews", "search", "speech"),
-    *("tools", "window loss"),
+    *("tools", "window loss", "chunked loss"),
 }
 TIMES = ("seconds_min", "seconds", "seconds_max", "runs")
 

@@ -12,7 +12,9 @@ from exports import assert_equal_answers, code_lines, exported, script_answers, 
 from runs import ROOT, SGD, assert_close, assert_splits_agree, lines, predictions, train
 from tolerances import float32_tolerance
 
+import toolkit
 from toolkit.base.errors import ConfigError, DataError, InputError
+from toolkit.metrics.generation import scores_of_answers
 
 CHAT = "language_modeling/smoke_chat"
 FEW = ("train.max_steps=3", "data.max_train_samples=12", "data.max_eval_samples=5")
@@ -166,3 +168,32 @@ def test_adapters_train_on_chat_data(tmp_path):
     train(CHAT, tmp_path / "run", *FEW, "model.peft.method=lora")
     assert (tmp_path / "run" / "model" / "chat_template.jinja").exists()
     assert "## Samples" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_answers_are_generated_and_scored_in_each_evaluation(tmp_path):
+    run = tmp_path / "run"
+    train(CHAT, run, *FEW, "eval.generate=true", "eval.generate_rows=3", "eval.eval_on_start=true")
+    answered, before = ([json.loads(line) for line in (run / f"{name}.jsonl").read_text().splitlines()]
+                        for name in ("answers", "answers_start"))  # fmt: skip
+    assert [len(answered), len(before)] == [3, 3]
+    expected = toolkit.load(run).predict([{"messages": row["messages"][:-1]} for row in answered])
+    assert [row["prediction"] for row in answered] == [row["prediction"] for row in expected]
+    result = json.loads((run / "run.json").read_text())["result"]
+    given = [row["messages"][-1]["content"] for row in answered]
+    scores = scores_of_answers([row["prediction"] for row in answered], given)
+    assert {name: result[f"eval_{name}"] for name in scores} == pytest.approx(scores)
+    assert "start_answer_chrf" in result
+    page = (run / "report.md").read_text()
+    assert "| prompt | given | before training | after training |" in page
+    found = toolkit.load(run).evaluate([{"messages": talk} for talk in talks("validation", 5)])
+    assert found["eval_answer_chrf"] == pytest.approx(scores["answer_chrf"])
+    with pytest.raises(ConfigError, match=r"eval\.generate: received true"):
+        train("language_modeling", tmp_path / "text", *FEW, "eval.generate=true")
+
+
+def test_scores_of_answers_ignore_blanks_at_their_ends():
+    found = scores_of_answers(["a cat ", "dogs"], ["a cat", "a dog"])
+    assert found["answer_exact_match"] == 0.5
+    assert 0.5 <= found["answer_f1"] < 1
+    perfect = scores_of_answers(["hay is dry"], ["hay is dry"])
+    assert [*perfect.values()] == pytest.approx([1, 1, 1, 100])

@@ -185,6 +185,7 @@ class EvalData:
         processor: the processor that built the features; decodes predicted ids to text.
         num_skipped: number of rows of the source that cannot be used and were skipped.
         kept: keeps what the features' files contain; None if they are evaluated once.
+        prompts: the rows whose answers are generated (`eval.generate`), with features without labels, or None.
     """
 
     rows: datasets.Dataset
@@ -192,6 +193,7 @@ class EvalData:
     processor: Processor
     num_skipped: int = 0
     kept: Kept | None = None
+    prompts: EvalData | None = None
 
 
 @dataclass(frozen=True)

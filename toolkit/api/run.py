@@ -203,11 +203,13 @@ class Evaluation:
         metrics: metrics without prefix, on every rank.
         predictions: predictions in row order, on the main process; empty on others.
         records: records that the task decoded from them, one per example, on the main process; empty on others.
+        generated: records with what was generated (`eval.generate`), likewise.
     """
 
     metrics: dict[str, float]
     predictions: Predictions
     records: Iterable[Record] = ()
+    generated: Iterable[Record] = ()
 
 
 class Predictor(Protocol):

@@ -59,6 +59,10 @@ class RunFolder:
         """Returns the file of the predictions on an evaluation set, `validation` or `test`."""
         return self.path / ("predictions.jsonl" if dataset == "validation" else f"predictions_{dataset}.jsonl")
 
+    def generated(self, dataset: str) -> Path:
+        """Returns the file of the generated answers to the rows of an evaluation set; `start`: before training."""
+        return self.path / ("answers.jsonl" if dataset == "validation" else f"answers_{dataset}.jsonl")
+
     def confusion(self, dataset: str) -> Path:
         """Returns the image of the confusion matrix of an evaluation set."""
         return self.path / f"confusion_{dataset}.png"
@@ -66,7 +70,7 @@ class RunFolder:
     def results(self) -> list[Path]:
         """Returns the files of predictions and of the report, which describe the model."""
         names = ("validation", "test", "earlier")
-        sets = [path for name in names for path in (self.predictions(name), self.confusion(name))]
+        sets = [path for name in names for path in (self.predictions(name), self.confusion(name), self.generated(name))]
         calibration = [self.path / f"calibration.{suffix}" for suffix in ("html", "md", "svg")]
         return [*sets, self.report_html, self.report_md, self.curves, self.decision, *calibration]
 

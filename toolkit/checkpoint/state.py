@@ -69,7 +69,7 @@ OLDER: dict[str, Any] = {
     "task.image.mixup_alpha": 0.0, "task.image.cutmix_alpha": 0.0, "task.audio.time_masks": 0,
     "task.audio.time_mask_width": 0.1, "task.audio.frequency_masks": 0, "task.audio.frequency_mask_width": 0.2,
     "task.truncation": "longest_first", "task.long_texts": "truncate", "task.doc_stride": None, "task.pooling": "mean",
-    "task.ranking": False,
+    "task.ranking": False, "train.chunked_loss": False, "task.thinking": "keep",
 }  # fmt: skip
 """What runs of versions without a setting did."""
 

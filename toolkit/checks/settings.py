@@ -75,6 +75,11 @@ def _media_problems(case: Case) -> Iterator[str]:
         yield f"data.media_cache: received {show(case.cfg.data.media_cache)}, {what}"
 
 
+def _generate_problems(case: Case) -> Iterator[str]:
+    if case.cfg.eval.generate and not case.task.has("generated_scores"):
+        yield "eval.generate: received true, but this task has no given answers to generated ones; remove it"
+
+
 def _slice_problems(case: Case) -> Iterator[str]:
     if case.cfg.eval.slices and case.task.has("regroup"):
         what = "has no effect, because a block of this task spans several rows; remove it"
@@ -114,7 +119,7 @@ SETTINGS = (
 
 WITH_TASK = (
     Check("task", "eval.metric_for_best_model",
-          ("eval.metric_for_best_model", "eval.metrics", "eval.greater_is_better", "task"),
+          ("eval.metric_for_best_model", "eval.metrics", "eval.greater_is_better", "eval.generate", "task"),
           lambda case: problems_of(lambda: best_metric(case.cfg, case.task))),
     Check("task", "train.target_metric", ("train.target_metric", "task"),
           lambda case: problems_of(lambda: target_metric(case.cfg, case.task))),
@@ -129,6 +134,7 @@ WITH_TASK = (
         for section, rows in (("train", "per_device_train_batch_size"), ("eval", "per_device_eval_batch_size"))
     ),
     Check("task", "data.media_cache", ("data.media_cache", "task"), _media_problems),
+    Check("task", "eval.generate", ("eval.generate", "task"), _generate_problems),
     Check("task", "eval.slices", ("eval.slices", "task"), _slice_problems),
     Check("task", "train.pad_to_multiple_of", ("train.pad_to_multiple_of", "task"), _shape_problems),
 )  # fmt: skip

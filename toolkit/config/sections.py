@@ -204,6 +204,11 @@ class EvalConfig:
     """Metric that selects the best model, for instance `eval_accuracy`; null means the task's own."""
     greater_is_better: bool = True
     """Whether a greater value is better, for metrics in `metrics`."""
+    generate: bool = False
+    """Generate the answers to the first `generate_rows` rows in each evaluation, and score them against the given ones
+    (language models of prompts and conversations): exact match, F1 of words, ROUGE-L and chrF."""
+    generate_rows: Positive = 100
+    """Rows of each evaluation set whose answers are generated, with `generate`."""
     slices: list[str] = field(default_factory=list)
     """Columns of the data files, for instance of the language or customer: the report has the score of the rows with
     each value, with its interval, and names the worst three. Predictions have the values, too."""

@@ -52,6 +52,8 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
         for name, part in features.items()
         if name != "train"
     }
+    with local_main_first(accelerator):
+        evals = {name: with_prompts(each, task, cfg) for name, each in evals.items()}
     bad_rows = dict(rows.bad_rows)
     for name, part in rows.splits.items():
         places, why = task.lost(part, features[name])
@@ -83,6 +85,14 @@ def evaluated(
         rows = rows.select(kept)
         features = features.remove_columns("example").add_column("example", own, new_fingerprint=print_)
     return EvalData(rows, features, processor, **more)
+
+
+def with_prompts(data: EvalData, task: Task, cfg: Config) -> EvalData:
+    """Returns an evaluation set with the rows whose answers are generated (`eval.generate`)."""
+    if not cfg.eval.generate:
+        return data
+    rows = data.rows.select(range(min(cfg.eval.generate_rows, len(data.rows))))
+    return replace(data, prompts=EvalData(rows, tokenise(rows, task, data.processor, labelled=False), data.processor))
 
 
 def omissions(

@@ -26,12 +26,13 @@ from toolkit.config.sections import Config, DataConfig
 from toolkit.config.train import ParallelConfig
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import given_table
-from toolkit.data.tokenise import evaluated, lost_rows, omissions, tokenise
+from toolkit.data.tokenise import evaluated, lost_rows, omissions, tokenise, with_prompts
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator, float32_precision, own_process_state, random_state_kept
 from toolkit.engine.evaluation import evaluate, predict
 from toolkit.engine.initial import compared_with
 from toolkit.models.adapters import adapter_problems, base_of, load_adapters
+from toolkit.models.chunked import chunk_head, is_chosen
 from toolkit.models.load import build_model, load_model_config, with_generation
 from toolkit.models.origin import require_same_model
 from toolkit.models.parts import head_at_labels
@@ -159,7 +160,8 @@ class TrainedRun:
         if lost is not None:
             say(f"{lost}.")
             num_skipped += lost.count
-        return evaluated(rows, features, self.task, self.processor, num_skipped=num_skipped)
+        data = evaluated(rows, features, self.task, self.processor, num_skipped=num_skipped)
+        return with_prompts(data, self.task, self.cfg) if labelled else data
 
     def omissions(self, name: str, data: EvalData) -> list[Omission]:
         """Returns what of checked rows is not in their features, or not as it is; `name` is that of the rows."""
@@ -335,6 +337,8 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
     if choose(cfg, config, accelerator.device):
         install(network, always=cfg.train.max_tokens_per_batch is not None)
     head_at_labels(network)
+    if is_chosen(cfg, config):
+        chunk_head(network)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)
     mesh = Mesh(replicas=accelerator.num_processes, rank=accelerator.process_index)
     return TrainedRun(cfg, task, accelerator, mesh, processor, prepared)

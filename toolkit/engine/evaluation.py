@@ -160,15 +160,22 @@ def evaluate(
         raise NonFiniteLoss(f"{title}: the loss is {loss_sum}, so the model's predictions cannot be used")
     loss = loss_sum / num_items if num_items else math.nan
     records: Iterable[Record] = ()
+    generated: Iterable[Record] = ()
+    written: Predictions = {}
+    if data.prompts is not None:
+        written, *_ = predict(predictor, model, data.prompts, f"{title}, generated", beat, is_stopping)
 
     def score() -> dict[str, float]:
-        nonlocal records
+        nonlocal records, generated
         records = predictor.task.decode(predictions, data)
         found = predictor.task.metrics(records, predictions, data)
+        if data.prompts is not None:
+            generated = predictor.task.decode(written, data.prompts)
+            found |= predictor.task.generated_scores(generated)
         return found | own_scores(predictor.cfg, predictor.task, records, found)
 
     metrics = on_main(predictor.accelerator, score)
-    return Evaluation({"loss": loss, **metrics}, predictions, records)
+    return Evaluation({"loss": loss, **metrics}, predictions, records, generated)
 
 
 def gather(accelerator: Accelerator, parts: list[Part]) -> list[Part]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
-from toolkit.api.batch import Batch
+from toolkit.api.batch import Batch, Record
 from toolkit.api.random import RowRandom
 from toolkit.api.run import FitResult, Run, overall_scores
 from toolkit.api.state import Due, Milestones, TrainState
 from toolkit.api.training import Callback, Training
 from toolkit.base.console import format_duration, say, warn
+from toolkit.base.files import write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.state import SavedState
 from toolkit.data.batching.batches import Windows, split_batch, training_loader
@@ -166,6 +168,11 @@ class Session(Training):
         if result is not None:
             self.state.start_scores = dict(result.metrics)
             self._log_scores(result.metrics)
+            on_main(self.run.accelerator, self._keep, result.generated)
+
+    def _keep(self, generated: Iterable[Record]) -> None:
+        if lines := [json.dumps(record, ensure_ascii=False) + "\n" for record in generated]:
+            write_text(RunFolder(self.run.output_dir).generated("start"), "".join(lines))
 
     def seek(self) -> None:
         """Moves the loader to the next step; a resumed run begins in the middle of an epoch."""

@@ -22,6 +22,7 @@ from toolkit.config.sections import Config, TrainConfig
 from toolkit.data.batching.budget import num_micro_batches
 from toolkit.footprint.cuts import Cuts
 from toolkit.footprint.ledger import Ledger, UnknownValue, as_fake, movable_fakes, without_memory
+from toolkit.models import chunked
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
 from toolkit.models.fast_dropout import FastDropout, is_chosen, use_fast_dropout
@@ -247,6 +248,8 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
         freeze_modules(model, subject.task.unread)
         freeze(model, cfg.model)
         head_at_labels(model)
+        if chunked.is_chosen(cfg, config):
+            chunked.chunk_head(model)
         chosen = is_chosen(cfg.train, subject.device) and not subject.fused_attention
         fast_dropout = chosen and use_fast_dropout(model)
         resident = replace(cfg.train, activation_offload=False)

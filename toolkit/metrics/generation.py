@@ -18,6 +18,22 @@ if TYPE_CHECKING:
 TRANSLATION = (Score("bleu"), Score("chrf"))
 
 
+ANSWERS = tuple(Score(f"answer_{name}") for name in ("exact_match", "f1", "rougeL", "chrf"))
+"""Scores of generated answers: from 0 to 1, and chrF from 0 to 100; blanks at the ends of texts do not count."""
+
+
+def scores_of_answers(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Returns the scores `ANSWERS` of answers, each with one reference."""
+    from toolkit.metrics.squad import f1
+
+    same = [one.strip() == other.strip() for one, other in zip(predictions, references, strict=True)]
+    words = [f1(one, [other]) for one, other in zip(predictions, references, strict=True)]
+    rouge = rouge_scores(predictions, references, "unicode")["rougeL"]
+    chrf = translation_scores(predictions, references, "13a")["chrf"]
+    values = (sum(same) / len(same), sum(words) / len(words), rouge, chrf)
+    return dict(zip((score.name for score in ANSWERS), values, strict=True))
+
+
 def translation_scores(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> dict[str, float]:
     """Scores translations, with one reference each in the same order; `tokenize` is sacrebleu's tokenizer for BLEU.
 

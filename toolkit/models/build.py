@@ -21,6 +21,7 @@ from toolkit.distributed.collectives import on_every, on_main
 from toolkit.distributed.placement import layout
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
+from toolkit.models.chunked import chunk_head
 from toolkit.models.fast_dropout import recomputing, use_fast_dropout
 from toolkit.models.load import attention, batch_dependence, build_empty, build_model
 from toolkit.models.parts import count_parameters, freeze, head_at_labels
@@ -81,6 +82,8 @@ def make_trainable(
         warn(f"results of this model depend on the batch size and the number of processes: {reason}.")
     if not cfg.train.torch_compile:  # compiled passes have fixed shapes
         head_at_labels(model)
+    if resolved["train.chunked_loss"]:
+        chunk_head(model)
     fast_dropout = resolved["train.fast_dropout"] and use_fast_dropout(model)
     spare_activations(model, cfg.train, recomputing if fast_dropout else None)
     compile_training(model, cfg.train)

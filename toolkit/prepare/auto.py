@@ -17,6 +17,7 @@ from toolkit.base.shards import local_bytes
 from toolkit.config.sections import Config
 from toolkit.data.batching.workers import num_workers
 from toolkit.distributed.collectives import objects_of_all
+from toolkit.models import chunked
 from toolkit.models.fast_dropout import is_chosen
 from toolkit.models.unpadded import families
 from toolkit.optim.presets import PRESETS
@@ -85,6 +86,7 @@ class Circumstances:
 
 CHOICES: dict[str, Callable[[Circumstances], bool | int]] = {
     "train.unpadded": lambda given: families.choose(given.cfg, given.model_config, given.device),
+    "train.chunked_loss": lambda given: chunked.is_chosen(given.cfg, given.model_config),
     "train.fast_dropout": lambda given: is_chosen(given.cfg.train, given.device),
     "train.dataloader_num_workers": lambda given: num_workers(given.cfg.train, given.task, given.device),
 }

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from toolkit.api.exhibits import Exhibits
-from toolkit.api.run import FitResult, Run
+from toolkit.api.run import Evaluation, FitResult, Run
 from toolkit.api.task import Task, reads_files
 from toolkit.base.console import LOGGER, counted, format_value, print_lines, print_table, say, shorten
 from toolkit.base.errors import Interrupted, RunError, ToolkitError
@@ -25,7 +26,7 @@ from toolkit.config.paths import former_run
 from toolkit.data.findings import EARLIER
 from toolkit.data.table import FILE, IDENTIFIER, NUMBER, SLICES
 from toolkit.document import plots, render
-from toolkit.document.blocks import Cell, Code, Figure, Gallery, Section, Table
+from toolkit.document.blocks import Block, Cell, Code, Figure, Gallery, Section, Table
 from toolkit.document.svg import sheet
 from toolkit.footprint.predict import predicted_parts
 from toolkit.metrics.score import Quality, without_classes
@@ -81,6 +82,8 @@ def _tables(part: Section) -> Iterator[Table]:
         yield Table(["sample"], [[block.text] for block in part.blocks if isinstance(block, Code)])
 
 
+ANSWERS = 20
+"""Generated answers in the report."""
 SHOWN_EXAMPLES = 3
 """Number of predictions in the summary."""
 
@@ -187,6 +190,8 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, li
         found = (evaluation.predictions, run.data.evals[name])
         own.append(Section(f"Slices ({name})", slice_blocks(run.cfg, run.task, *found, run.cfg.eval.slices)))
         own += run.task.report_sections(name, *found, run.output_dir)
+    if (found_answers := result.evaluations.get("validation")) is not None and run.cfg.eval.generate:
+        own.append(Section("Answers (validation)", answer_blocks(run, found_answers)))
     former = former_run(run.cfg.model.name_or_path or "")
     if former is not None and EARLIER in result.evaluations:
         after = zip(named_rows(run.data.evals[EARLIER].rows, ()), result.evaluations[EARLIER].records, strict=True)
@@ -304,6 +309,21 @@ def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
                 if place == 0:
                     shown.see(line, record)
                 file.write(json.dumps(source | record, ensure_ascii=False) + "\n")
+        if (prompts := run.data.evals[name].prompts) is not None:
+            with written_whole(RunFolder(run.output_dir).generated(name)) as file:
+                for record, source in zip(evaluation.generated, named_rows(prompts.rows, ()), strict=True):
+                    file.write(json.dumps(source | record, ensure_ascii=False) + "\n")
+
+
+def answer_blocks(run: Run, evaluation: Evaluation) -> list[Block]:
+    """Returns the first generated answers of the validation rows, beside the given ones and those before training."""
+    start = RunFolder(run.output_dir).generated("start")
+    before = [run.task.describe(record).prediction for record in read_lines(start)] if start.exists() else []
+    after = [run.task.describe(record) for record in islice(evaluation.generated, ANSWERS)]
+    header = ["prompt", "given", *(["before training"] if before else []), "after training"]
+    rows = [[each.input, each.expected, *before[place : place + 1], each.prediction]
+            for place, each in enumerate(after)]  # fmt: skip
+    return [Table(header, rows)]
 
 
 def named_rows(rows: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -41,9 +41,13 @@ def token_losses(
 
     some = labelled is not None and logits.shape[:2] != labels.shape
     targets = labels.flatten()[labelled] if some else labels.flatten()
-    losses = cross_entropy(
-        logits.flatten(0, 1), targets, ignore_index=IGNORE_INDEX, reduction=reduction, label_smoothing=label_smoothing
-    )
+    if (chunked := getattr(logits, "cross_entropy", None)) is not None:  # `toolkit.models.chunked.Deferred`
+        losses: Tensor = chunked(targets, reduction, label_smoothing)
+    else:
+        losses = cross_entropy(
+            logits.flatten(0, 1), targets, ignore_index=IGNORE_INDEX, reduction=reduction,
+            label_smoothing=label_smoothing,
+        )  # fmt: skip
     return losses if reduction == "sum" else _spread(losses, labels, labelled if some else None)
 
 

@@ -91,7 +91,8 @@ BAD_SETTINGS = [
     (
         "eval: {qqq: 1}",
         "4: eval.qqq: unknown key (eval can have per_device_eval_batch_size, max_tokens_per_batch, eval_steps, "
-        "eval_on_start, metric_for_best_model, greater_is_better, slices and metrics)",
+        "eval_on_start, metric_for_best_model, greater_is_better, "
+        "generate, generate_rows, slices and metrics)",
     ),
     ("train: 5", "4: train: received 5, expected a mapping"),
     (

@@ -215,7 +215,7 @@ def build(run: TrainedRun, name: str, limits: Limits, corpus: Corpus | None = No
             "/embed", service.predict, methods=["POST"], summary="Embed rows", **predict_schema(service.served)
         )
     if run.task.has("prompt_ids"):
-        completions = Completions(service, service.received)
+        completions = Completions(service)
         app.add_api_route("/v1/chat/completions", completions.chat, methods=["POST"], summary="OpenAI's: answer")
         app.add_api_route("/v1/completions", completions.text, methods=["POST"], summary="OpenAI's: continue")
         app.add_api_route("/v1/models", completions.models, summary="OpenAI's: the run")

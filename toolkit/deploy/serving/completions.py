@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -21,14 +21,15 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from toolkit.api.batch import BadRow
 from toolkit.base.console import shorten
 from toolkit.base.errors import DataError
-from toolkit.deploy.serving.requests import Refusal
+from toolkit.deploy.serving.requests import Limits, Refusal
+from toolkit.deploy.serving.schema import Served
+from toolkit.deploy.serving.worker import Worker
 from toolkit.distributed.launch import float32_precision
 from toolkit.tasks.generation import Generating, continue_all, stop_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from toolkit.deploy.serving.app import Service
     from toolkit.deploy.trained import TrainedRun
 
 MOST_STOPS = 4
@@ -174,11 +175,29 @@ def generate(run: TrainedRun, asked: Asked, answer: Answer, tell: Callable[[], N
     note(found[found >= 0].tolist(), done=True)
 
 
+class Host(Protocol):
+    """The service of the application, `toolkit.deploy.serving.app.Service`."""
+
+    run: TrainedRun
+    worker: Worker
+    served: Served
+    limits: Limits
+
+    def enter(self) -> None:
+        """Counts a request; rejects it if there are too many."""
+
+    def leave(self) -> None:
+        """Counts a request as answered."""
+
+    async def received(self, request: Request) -> bytes:
+        """Returns the body of a request within the limits."""
+
+
 class Completions:
     """The endpoints."""
 
-    def __init__(self, service: Service, received: Callable[[Request], Any]) -> None:
-        self._service, self._received, self._began = service, received, int(time.time())
+    def __init__(self, service: Host) -> None:
+        self._service, self._began = service, int(time.time())
 
     async def models(self) -> Response:
         """The run, as the only model."""
@@ -200,7 +219,7 @@ class Completions:
         try:
             service.enter()
             try:
-                asked = read(await self._received(request), service.run, chat)
+                asked = read(await service.received(request), service.run, chat)
 
                 def tell() -> None:
                     loop.call_soon_threadsafe(parts.set)

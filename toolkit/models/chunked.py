@@ -1,0 +1,229 @@
+"""Cross entropy of a language model's head in chunks of tokens, so that its logits are never in memory as a whole.
+
+The sum of losses finds its gradient in the forward pass, chunk by chunk, with no further product; losses of single
+tokens compute their chunks again in the backward pass. Any head will do: with a bias, tied to the embeddings, with
+adapters, scaled or capped logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from toolkit.api.batch import needed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from toolkit.config.sections import Config
+
+CHUNK = 512
+"""Tokens whose logits are in memory at once."""
+LARGE = 32_000
+"""Size of a vocabulary from which `train.chunked_loss: auto` is true."""
+
+
+def is_chosen(cfg: Config, config: PreTrainedConfig) -> bool:
+    """Resolves `train.chunked_loss` for a model: heads of split models have their own losses."""
+    if cfg.train.chunked_loss != "auto":
+        return cfg.train.chunked_loss
+    split = cfg.parallel.splits or cfg.parallel.backend == "deepspeed"
+    excluded = split or cfg.train.torch_compile or cfg.train.ddp_find_unused_parameters
+    return not excluded and getattr(config.get_text_config(), "vocab_size", 0) >= LARGE
+
+
+def chunk_head(model: Any) -> None:
+    """Lets a model's head defer its logits in passes that need them at labels (see `Deferred`)."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    drops = isinstance(head, nn.Module) and any(isinstance(part, nn.Dropout) and part.p for part in head.modules())
+    if isinstance(head, nn.Module) and not drops:
+        head.forward = MethodType(_forward, head)
+
+
+def _forward(head: nn.Module, hidden: Tensor) -> Any:
+    if needed() is None:
+        return type(head).forward(head, hidden)
+    return Deferred(head, hidden)
+
+
+class Deferred:
+    """Logits `[..., vocabulary]` that are not computed yet: the hidden states, the head, and what follows it.
+
+    Conversions and arithmetic with numbers, or with a number for each class, are deferred, too. Anything else computes
+    the logits.
+    """
+
+    def __init__(self, head: Any, hidden: Tensor) -> None:
+        self._head, self._hidden = head, hidden
+        self._further: tuple[Callable[[Tensor], Tensor], ...] = ()
+        self._best: Tensor | None = None
+        device = hidden.device.type
+        self._autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        self.shape = torch.Size((*hidden.shape[:-1], getattr(head, "out_features", None) or head.weight.shape[0]))
+        self.dtype = self._autocast[1] if self._autocast[2] else head.weight.dtype
+        self.device = hidden.device
+
+    def of(self, hidden: Tensor) -> Tensor:
+        """Returns the logits of some hidden states `[n, size]`."""
+        device, dtype, enabled = self._autocast
+        with torch.autocast(device, dtype, enabled):
+            logits: Tensor = type(self._head).forward(self._head, hidden)
+        for change in self._further:
+            logits = change(logits)
+        return logits
+
+    def cross_entropy(self, targets: Tensor, reduction: str = "sum", label_smoothing: float = 0.0) -> Tensor:
+        """Returns the cross entropy with targets `[n]` of the flattened positions, as `torch.nn.functional` does."""
+        hidden = self._hidden.flatten(0, -2)
+        trained = [parameter for parameter in self._head.parameters() if parameter.requires_grad]
+        if not torch.is_grad_enabled():
+            return self._evaluated(hidden, targets, label_smoothing, reduction)
+        # The gradient that is found in the forward pass is not scaled yet, so that it could vanish in float16.
+        early = reduction == "sum" and hidden.dtype != torch.float16
+        loss: Tensor = _Chunked.apply(self.of, early, label_smoothing, hidden, targets, *trained)
+        return loss.sum() if reduction == "sum" and not early else loss
+
+    def _evaluated(self, hidden: Tensor, targets: Tensor, label_smoothing: float, reduction: str) -> Tensor:
+        """Returns losses without gradients, and keeps the likeliest classes."""
+        losses, best = [], []
+        for part, own in _parts(hidden, targets):
+            logits = self.of(part)
+            losses.append(cross_entropy(logits, own, reduction="none", label_smoothing=label_smoothing))
+            best.append(logits.argmax(-1))
+        self._best = torch.cat(best).view(self.shape[:-1])
+        found = torch.cat(losses)
+        return found.sum() if reduction == "sum" else found
+
+    def argmax(self, dim: int = -1) -> Tensor:
+        """Returns the likeliest classes, `[...]`."""
+        if self._best is None:
+            with torch.no_grad():
+                best = [self.of(part).argmax(dim) for part in self._hidden.flatten(0, -2).split(CHUNK)]
+            self._best = torch.cat(best).view(self.shape[:-1])
+        return self._best
+
+    def whole(self) -> Tensor:
+        """Returns the logits."""
+        return self.of(self._hidden.flatten(0, -2)).view(self.shape)
+
+    def _then(self, change: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> Deferred:
+        made = copy(self)
+        made._further, made.dtype = (*self._further, change), dtype or self.dtype
+        return made
+
+    def float(self) -> Deferred:
+        """Defers a conversion to float32."""
+        return self._then(lambda logits: logits.float(), torch.float32)
+
+    def to(self, *given: Any, **named: Any) -> Any:
+        """Defers a conversion to another type."""
+        dtype = next((each for each in (*given, *named.values()) if isinstance(each, torch.dtype)), None)
+        return self._then(lambda logits: logits.to(*given, **named), dtype)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        first, *others = given
+        deferred = function in ELEMENTWISE and isinstance(first, Deferred) and not named
+        if deferred and all(map(first._of_classes, others)):
+            rest = [each.flatten() if isinstance(each, Tensor) and each.dim() else each for each in others]
+            return first._then(lambda logits: function(logits, *rest))
+        whole = [each.whole() if isinstance(each, Deferred) else each for each in given]
+        return function(*whole, **(named or {}))
+
+    def _of_classes(self, value: Any) -> bool:
+        """Whether a value is a number, or has one for each class."""
+        return value.numel() in (1, self.shape[-1]) if isinstance(value, Tensor) else isinstance(value, int | float)
+
+    def __mul__(self, other: Any) -> Any:
+        return _apply(torch.mul, self, other)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Any) -> Any:
+        return _apply(torch.add, self, other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return _apply(torch.sub, self, other)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _apply(torch.div, self, other)
+
+    def __getitem__(self, place: Any) -> Tensor:
+        return self.whole()[place]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.whole(), name)
+
+
+def _apply(function: Any, *given: Any) -> Any:
+    return function(*given)
+
+
+ELEMENTWISE = (torch.mul, torch.div, torch.add, torch.sub, torch.tanh)
+"""Operations that are deferred, with a `Deferred` first."""
+
+
+def _parts(hidden: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True)
+
+
+class _Chunked(torch.autograd.Function):
+    """The cross entropy of `logits_of(hidden)`; see the module."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_of: Callable[[Tensor], Tensor], early: bool, smoothing: float, hidden: Tensor,
+        targets: Tensor, *trained: Tensor,
+    ) -> Tensor:  # fmt: skip
+        ctx.logits_of, ctx.early, ctx.smoothing, ctx.trained = logits_of, early, smoothing, trained
+        if early:
+            ctx.gradients, loss = _differentiated(ctx, hidden, targets, None)
+            return loss
+        ctx.save_for_backward(hidden, targets)
+        return torch.cat([
+            cross_entropy(logits_of(part), own, reduction="none", label_smoothing=smoothing)
+            for part, own in _parts(hidden, targets)
+        ])  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> Any:
+        (weight,) = given
+        if ctx.early:
+            found = [None if each is None else each * weight.to(each.dtype) for each in ctx.gradients]
+        else:
+            hidden, targets = ctx.saved_tensors
+            found, _ = _differentiated(ctx, hidden, targets, weight)
+        return None, None, None, found[0], None, *found[1:]
+
+
+def _differentiated(
+    ctx: Any, hidden: Tensor, targets: Tensor, weights: Tensor | None
+) -> tuple[list[Tensor | None], Tensor]:
+    """Returns the gradients by the hidden states and the parameters, and the summed loss, weighted by token."""
+    needs = ctx.needs_input_grad[3]
+    of_hidden = torch.empty_like(hidden) if needs else None
+    of_trained, total, begin = [torch.zeros_like(each) for each in ctx.trained], None, 0
+    for part, own in _parts(hidden, targets):
+        end = begin + len(part)
+        with torch.enable_grad():
+            given = part.detach().requires_grad_(needs)
+            losses = cross_entropy(ctx.logits_of(given), own, reduction="none", label_smoothing=ctx.smoothing)
+            loss = losses.sum() if weights is None else (losses * weights[begin:end]).sum()
+        asked = ([given] if needs else []) + list(ctx.trained)
+        found = list(torch.autograd.grad(loss, asked)) if asked else []
+        if of_hidden is not None:
+            of_hidden[begin:end] = found.pop(0)
+        for total_of, one in zip(of_trained, found, strict=True):
+            total_of += one
+        total, begin = loss.detach() if total is None else total + loss.detach(), end
+    return [of_hidden, *of_trained], hidden.new_zeros(()) if total is None else total
