@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from toolkit.config.sections import Config
 
-CHUNK = 512
-"""Tokens whose logits are in memory at once."""
+CHUNK, MOST = 512, 2**25
+"""Most tokens whose logits are in memory at once, and most of these logits."""
 LARGE = 32_000
 """Size of a vocabulary from which `train.chunked_loss: auto` is true."""
 
@@ -78,6 +78,11 @@ class Deferred:
             logits = change(logits)
         return logits
 
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of a chunk."""
+        return max(1, min(CHUNK, MOST // self.shape[-1]))
+
     def cross_entropy(self, targets: Tensor, reduction: str = "sum", label_smoothing: float = 0.0) -> Tensor:
         """Returns the cross entropy with targets `[n]` of the flattened positions, as `torch.nn.functional` does."""
         hidden = self._hidden.flatten(0, -2)
@@ -86,13 +91,13 @@ class Deferred:
             return self._evaluated(hidden, targets, label_smoothing, reduction)
         # The gradient that is found in the forward pass is not scaled yet, so that it could vanish in float16.
         early = reduction == "sum" and hidden.dtype != torch.float16
-        loss: Tensor = _Chunked.apply(self.of, early, label_smoothing, hidden, targets, *trained)
+        loss: Tensor = _Chunked.apply(self, early, label_smoothing, hidden, targets, *trained)
         return loss.sum() if reduction == "sum" and not early else loss
 
     def _evaluated(self, hidden: Tensor, targets: Tensor, label_smoothing: float, reduction: str) -> Tensor:
         """Returns losses without gradients, and keeps the likeliest classes."""
         losses, best = [], []
-        for part, own in _parts(hidden, targets):
+        for part, own in _parts(hidden, targets, self.tokens):
             logits = self.of(part)
             losses.append(cross_entropy(logits, own, reduction="none", label_smoothing=label_smoothing))
             best.append(logits.argmax(-1))
@@ -104,7 +109,7 @@ class Deferred:
         """Returns the likeliest classes, `[...]`."""
         if self._best is None:
             with torch.no_grad():
-                best = [self.of(part).argmax(dim) for part in self._hidden.flatten(0, -2).split(CHUNK)]
+                best = [self.of(part).argmax(dim) for part in self._hidden.flatten(0, -2).split(self.tokens)]
             self._best = torch.cat(best).view(self.shape[:-1])
         return self._best
 
@@ -173,33 +178,33 @@ ELEMENTWISE = (torch.mul, torch.div, torch.add, torch.sub, torch.tanh)
 """Operations that are deferred, with a `Deferred` first."""
 
 
-def _parts(hidden: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True)
+def _parts(hidden: Tensor, targets: Tensor, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(hidden.split(tokens), targets.split(tokens), strict=True)
 
 
 class _Chunked(torch.autograd.Function):
-    """The cross entropy of `logits_of(hidden)`; see the module."""
+    """The cross entropy of deferred logits; see the module."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits_of: Callable[[Tensor], Tensor], early: bool, smoothing: float, hidden: Tensor,
+        ctx: Any, logits: Deferred, early: bool, smoothing: float, hidden: Tensor,
         targets: Tensor, *trained: Tensor,
     ) -> Tensor:  # fmt: skip
-        ctx.logits_of, ctx.early, ctx.smoothing, ctx.trained = logits_of, early, smoothing, trained
+        ctx.logits, ctx.early, ctx.smoothing, ctx.trained = logits, early, smoothing, trained
         if early:
             ctx.gradients, loss = _differentiated(ctx, hidden, targets, None)
             return loss
         ctx.save_for_backward(hidden, targets)
         return torch.cat([
-            cross_entropy(logits_of(part), own, reduction="none", label_smoothing=smoothing)
-            for part, own in _parts(hidden, targets)
+            cross_entropy(logits.of(part), own, reduction="none", label_smoothing=smoothing)
+            for part, own in _parts(hidden, targets, logits.tokens)
         ])  # fmt: skip
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> Any:
         (weight,) = given
         if ctx.early:
-            found = [None if each is None else each * weight.to(each.dtype) for each in ctx.gradients]
+            found = [None if each is None else each.mul_(weight.to(each.dtype)) for each in ctx.gradients]
         else:
             hidden, targets = ctx.saved_tensors
             found, _ = _differentiated(ctx, hidden, targets, weight)
@@ -213,11 +218,11 @@ def _differentiated(
     needs = ctx.needs_input_grad[3]
     of_hidden = torch.empty_like(hidden) if needs else None
     of_trained, total, begin = [torch.zeros_like(each) for each in ctx.trained], None, 0
-    for part, own in _parts(hidden, targets):
+    for part, own in _parts(hidden, targets, ctx.logits.tokens):
         end = begin + len(part)
         with torch.enable_grad():
             given = part.detach().requires_grad_(needs)
-            losses = cross_entropy(ctx.logits_of(given), own, reduction="none", label_smoothing=ctx.smoothing)
+            losses = cross_entropy(ctx.logits.of(given), own, reduction="none", label_smoothing=ctx.smoothing)
             loss = losses.sum() if weights is None else (losses * weights[begin:end]).sum()
         asked = ([given] if needs else []) + list(ctx.trained)
         found = list(torch.autograd.grad(loss, asked)) if asked else []
