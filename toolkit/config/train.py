@@ -135,9 +135,9 @@ class TrainConfig:
     """Draw dropout with 16-bit random numbers, several times as fast on a CPU; rates are rounded to multiples of
     1/65536. `auto` does so on CPUs, except with `torch_compile`."""
     chunked_loss: Literal["auto"] | bool = "auto"
-    """Compute the cross entropy of a language model from at most 512 tokens at a time, so that the logits of all tokens are
-    never in memory; the gradient does not change but for rounding. `auto` does so for vocabularies of 32,000 tokens or
-    more, unless the model is split over processes or compiled."""
+    """Compute the cross entropy of a language model from at most 512 tokens at a time, so that the logits of all tokens
+    are never in memory; the gradient does not change but for rounding. `auto` does so for vocabularies of 32,000 tokens
+    or more, unless the model is split over processes or compiled."""
     auto_batch_size: bool = False
     """After an out-of-memory error, split each micro-batch into smaller parts from then on, on all processes. The rows
     and the gradient of a step do not change. Evaluation has its own batch size."""

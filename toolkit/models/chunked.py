@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from toolkit.api.batch import needed
+from toolkit.api.batch import IGNORE_INDEX, needed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -62,21 +62,32 @@ class Deferred:
     def __init__(self, head: Any, hidden: Tensor) -> None:
         self._head, self._hidden = head, hidden
         self._further: tuple[Callable[[Tensor], Tensor], ...] = ()
+        self._as_float = False
         self._best: Tensor | None = None
         device = hidden.device.type
         self._autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
         self.shape = torch.Size((*hidden.shape[:-1], getattr(head, "out_features", None) or head.weight.shape[0]))
-        self.dtype = self._autocast[1] if self._autocast[2] else head.weight.dtype
+        self.dtype = self.computed = self._autocast[1] if self._autocast[2] else head.weight.dtype
         self.device = hidden.device
 
     def of(self, hidden: Tensor) -> Tensor:
         """Returns the logits of some hidden states `[n, size]`."""
-        device, dtype, enabled = self._autocast
-        with torch.autocast(device, dtype, enabled):
-            logits: Tensor = type(self._head).forward(self._head, hidden)
+        logits = self.bare(hidden)
         for change in self._further:
             logits = change(logits)
         return logits
+
+    def bare(self, hidden: Tensor) -> Tensor:
+        """Returns what the head makes of some hidden states."""
+        device, dtype, enabled = self._autocast
+        with torch.autocast(device, dtype, enabled):
+            logits: Tensor = type(self._head).forward(self._head, hidden)
+        return logits.float() if self._as_float else logits
+
+    @property
+    def linear(self) -> Any:
+        """The head if it is a plain product and nothing but a conversion follows it, otherwise None."""
+        return self._head if type(self._head) is nn.Linear and not self._further else None
 
     @property
     def tokens(self) -> int:
@@ -124,6 +135,10 @@ class Deferred:
 
     def float(self) -> Deferred:
         """Defers a conversion to float32."""
+        if not self._further:
+            made = copy(self)
+            made._as_float, made.dtype = True, torch.float32
+            return made
         return self._then(lambda logits: logits.float(), torch.float32)
 
     def to(self, *given: Any, **named: Any) -> Any:
@@ -216,6 +231,8 @@ def _differentiated(
 ) -> tuple[list[Tensor | None], Tensor]:
     """Returns the gradients by the hidden states and the parameters, and the summed loss, weighted by token."""
     needs = ctx.needs_input_grad[3]
+    if ctx.logits.linear is not None:
+        return _of_product(ctx, hidden, targets, weights)
     of_hidden = torch.empty_like(hidden) if needs else None
     of_trained, total, begin = [torch.zeros_like(each) for each in ctx.trained], None, 0
     for part, own in _parts(hidden, targets, ctx.logits.tokens):
@@ -232,3 +249,45 @@ def _differentiated(
             total_of += one
         total, begin = loss.detach() if total is None else total + loss.detach(), end
     return [of_hidden, *of_trained], hidden.new_zeros(()) if total is None else total
+
+
+def _of_product(
+    ctx: Any, hidden: Tensor, targets: Tensor, weights: Tensor | None
+) -> tuple[list[Tensor | None], Tensor]:
+    """Returns the same for a head that is one product: the probabilities become the gradient in place."""
+    head, smoothing, classes = ctx.logits.linear, ctx.smoothing, ctx.logits.shape[-1]
+    of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[3] else None
+    sums = {id(each): torch.zeros_like(each) for each in ctx.trained}
+    total, begin = hidden.new_zeros((), dtype=ctx.logits.dtype), 0
+    for part, own in _parts(hidden, targets, ctx.logits.tokens):
+        end = begin + len(part)
+        logits = ctx.logits.bare(part)
+        known, places = (own != IGNORE_INDEX).to(logits.dtype), own.clamp(min=0)[:, None]
+        right, mean = logits.gather(1, places)[:, 0], logits.mean(-1) if smoothing else 0.0
+        highest = logits.amax(-1, keepdim=True)
+        likely = logits.sub_(highest).exp_()
+        size = likely.sum(-1, keepdim=True)
+        losses = (size.log() + highest)[:, 0] - (1 - smoothing) * right - smoothing * mean
+        given = known if weights is None else known * weights[begin:end]
+        total = total + (losses * given).sum()
+        gradient = likely.div_(size).scatter_add_(1, places, torch.full_like(places, smoothing - 1, dtype=likely.dtype))
+        gradient = (gradient.sub_(smoothing / classes) if smoothing else gradient).mul_(given[:, None])
+        # As in the backward pass of the product, which is in the precision of its inputs.
+        exact = gradient.to(ctx.logits.computed)
+        if of_hidden is not None:
+            of_hidden[begin:end] = exact @ head.weight.to(exact.dtype)
+        if (sum_of := sums.get(id(head.weight))) is not None:
+            _add_product(sum_of, exact, part)
+        if head.bias is not None and (sum_of := sums.get(id(head.bias))) is not None:
+            sum_of += exact.sum(0)
+        begin = end
+    return [of_hidden, *(sums[id(each)] for each in ctx.trained)], total
+
+
+def _add_product(total: Tensor, gradient: Tensor, hidden: Tensor) -> None:
+    """Adds the gradient of a weight, `[classes, size]`, from those of logits `[n, classes]` and hidden states."""
+    hidden = hidden.detach().to(gradient.dtype)
+    if total.dtype == gradient.dtype:
+        total.addmm_(gradient.T, hidden)
+    else:
+        total += gradient.T @ hidden
