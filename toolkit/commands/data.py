@@ -10,6 +10,9 @@ from toolkit.catalog.entries import CATALOG, DEFAULT_FOLDER
 from toolkit.commands import options
 from toolkit.commands.options import Command
 
+SIGNALS = 5
+"""Rows whose trained tokens are shown."""
+
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     """Adds the action, what it is about, and the options of the actions."""
@@ -27,6 +30,10 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     )
     options.add(parser, "overrides")
     options.add(parser, "--config")
+    parser.add_argument(
+        "--signal", type=options.at_least(1), metavar="N", nargs="?", const=SIGNALS,
+        help=f"show: N training rows with the tokens that are trained, measured by gradients (N: {SIGNALS})",
+    )  # fmt: skip
     place = f"{DEFAULT_FOLDER}, where the shipped configurations look; the dataset is written to its subfolder NAME"
     options.add_output(parser, place, folder=True)
     parser.add_argument(
@@ -36,10 +43,10 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 def run_data(arguments: argparse.Namespace) -> None:
     """Does what was asked."""
-    others = {"show": ("output", "mirror"), "get": ("config", "overrides")}[arguments.action]
+    others = {"show": ("output", "mirror"), "get": ("config", "overrides", "signal")}[arguments.action]
     if given := [name for name in others if getattr(arguments, name)]:
         other = "get" if arguments.action == "show" else "show"
-        names = {"mirror": "--from", "output": "--output", "overrides": "section.key=value"}
+        names = {"mirror": "--from", "output": "--output", "overrides": "section.key=value", "signal": "--signal"}
         raise InputError(f"{names.get(given[0], '--config')}: only `toolkit data {other}` has this option; remove it")
     {"show": _show, "get": _get}[arguments.action](arguments)
 
@@ -75,6 +82,20 @@ def _show(arguments: argparse.Namespace) -> None:
         if number:
             console.print()
         console.print(part, markup=False)
+    if arguments.signal:
+        from toolkit.prepare.inputs import features_of
+        from toolkit.prepare.signal import has_signal, signals
+
+        found = []
+        if has_signal(shown.task):
+            processor, features = features_of(shown.cfg, shown.task, shown.rows)
+            places = range(min(arguments.signal, len(features["train"])))
+            found = signals(shown.task, processor, features["train"], places, shown.cfg.seed)
+        if not found:
+            raise InputError(f"--signal: {type(shown.task).__name__} does not predict tokens; remove it")
+        for each in found:
+            console.print()
+            console.print("\n".join(each.lines()), markup=False)
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:

@@ -40,6 +40,7 @@ from toolkit.system.environment import versions
 from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:
+    import datasets
     from accelerate import Accelerator
     from transformers import PreTrainedConfig
 
@@ -141,15 +142,20 @@ def read_inputs(
     return Inputs(config, task.auto_model(config), processor, rows, data, identity, resolved)
 
 
+def features_of(cfg: Config, task: Task, rows: CheckedRows) -> tuple[Processor, dict[str, datasets.Dataset]]:
+    """Returns the processor and the feature rows of a run, by split, without its model; raises as `omissions_of`."""
+    texts, config = task.training_texts(rows.splits["train"]), load_model_config(source_of(cfg))
+    processor = processor_of(cfg, task, config, texts)
+    configure_model(config, task, processor, new=cfg.model.from_config is not None)  # rows may not fit the model
+    return processor, {name: tokenise(part, task, processor, labelled=True) for name, part in rows.splits.items()}
+
+
 def omissions_of(cfg: Config, task: Task, rows: CheckedRows) -> list[Omission]:
     """Returns everything of checked rows that a run would not use, or not as it is; tokenises them as the run would.
 
     Raises InputError if the model's processor cannot be loaded, and DataError as `read_inputs`.
     """
-    texts, config = task.training_texts(rows.splits["train"]), load_model_config(source_of(cfg))
-    processor = processor_of(cfg, task, config, texts)
-    configure_model(config, task, processor, new=cfg.model.from_config is not None)  # rows may not fit the model
-    features = {name: tokenise(part, task, processor, labelled=True) for name, part in rows.splits.items()}
+    processor, features = features_of(cfg, task, rows)
     return [*rows.findings.omissions, *omissions(rows.splits, features, task, processor, cfg.data)]
 
 

@@ -32,6 +32,7 @@ from toolkit.footprint.predict import predicted_parts
 from toolkit.metrics.score import Quality, without_classes
 from toolkit.models.parts import count_parameters, saved_bytes
 from toolkit.models.save import push, save_model
+from toolkit.prepare.signal import has_signal, signals
 from toolkit.report import card
 from toolkit.report.curves import charts
 from toolkit.report.examples import Examples, Shown, Worst
@@ -82,6 +83,8 @@ def _tables(part: Section) -> Iterator[Table]:
         yield Table(["sample"], [[block.text] for block in part.blocks if isinstance(block, Code)])
 
 
+TRAINED_ROWS, TRAINED = 3, 2000
+"""Rows whose trained tokens are in the report, and their most characters."""
 ANSWERS = 20
 """Generated answers in the report."""
 SHOWN_EXAMPLES = 3
@@ -192,6 +195,12 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, li
         own += run.task.report_sections(name, *found, run.output_dir)
     if (found_answers := result.evaluations.get("validation")) is not None and run.cfg.eval.generate:
         own.append(Section("Answers (validation)", answer_blocks(run, found_answers)))
+    if has_signal(run.task):
+        places = range(min(TRAINED_ROWS, len(run.data.train)))
+        found_signals = signals(run.task, run.processor, run.data.train, places, run.cfg.seed)
+        if any(each.trained < len(each.tokens) - 1 for each in found_signals):
+            shown_rows = [Code("\n".join([*each.lines()[:-1], shorten(each.text, TRAINED)])) for each in found_signals]
+            own.append(Section("Trained tokens of the first rows, measured by gradients", shown_rows))
     former = former_run(run.cfg.model.name_or_path or "")
     if former is not None and EARLIER in result.evaluations:
         after = zip(named_rows(run.data.evals[EARLIER].rows, ()), result.evaluations[EARLIER].records, strict=True)

@@ -228,6 +228,8 @@ def _value(value: Any) -> Any:
     """Returns the labels or numbers of a row in their shortest form, and any other value as it is."""
     if isinstance(value, list) and all(isinstance(part, Mapping) and "name" in part for part in value):
         return ", ".join(part["name"] for part in value if part["value"]) or "none"
+    if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
+        value = [{name: each for name, each in part.items() if each is not None} for part in value]
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
