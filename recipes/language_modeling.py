@@ -268,7 +268,8 @@ class LanguageModeling(Task):
         """Returns how answers are generated."""
         end = chat.answer_end(processor, None if self.chats else "")
         options = self.options
-        return generation.Generating(end, options.max_new_tokens, options.block_size, options.generation)
+        around = chat.margins(processor) if self.chats else ("", "")
+        return generation.Generating(end, options.max_new_tokens, options.block_size, options.generation, around)
 
     def _input_and_labels(
         self, row: dict[str, Any], processor: Processor, random: RowRandom
@@ -298,11 +299,12 @@ class LanguageModeling(Task):
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
         sums = dict(predictions)
         ids = sums.pop("ids", None)
+        around = chat.margins(data.processor) if self.chats and ids is not None else ("", "")
 
         def records() -> Iterator[Record]:
             scored = blocks.scored_documents(sums, data.features, len(data.rows))
             for i, (row, scores) in enumerate(zip(data.rows, scored, strict=True)):
-                answer = {} if ids is None else {"prediction": chat.decoded(ids[i : i + 1], data.processor)[0]}
+                answer = {} if ids is None else {"prediction": chat.decoded(ids[i : i + 1], data.processor, around)[0]}
                 yield self._shown(row) | answer | scores
 
         return LazyRecords(records)

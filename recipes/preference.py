@@ -365,11 +365,12 @@ class Preference(Task):
 
         def records() -> Iterator[Record]:
             found = self._rewards(predictions) if "ids" not in predictions else None
+            around = chat.margins(data.processor) if self.chats and found is None else ("", "")
             for number, row in enumerate(data.rows):
                 record = {name: row[name] for name in names if row[name] is not None}
                 if found is None:
                     ids = predictions["ids"][number : number + 1]
-                    yield record | {"prediction": chat.decoded(ids, data.processor)[0]}
+                    yield record | {"prediction": chat.decoded(ids, data.processor, around)[0]}
                     continue
                 own = None if number not in places else found[places[number]].tolist()
                 yield record | self._result(row, own)
@@ -488,7 +489,8 @@ class Preference(Task):
     def _how(self, processor: Processor) -> generation.Generating:
         """Returns how answers are generated."""
         end, options = chat.answer_end(processor, None if self.chats else ""), self.options
-        return generation.Generating(end, options.max_new_tokens, options.max_length, options.generation)
+        around = chat.margins(processor) if self.chats else ("", "")
+        return generation.Generating(end, options.max_new_tokens, options.max_length, options.generation, around)
 
     def script(self) -> str:
         return "chat"

@@ -240,13 +240,18 @@ def samples(
     encode: Any = encode_beginning if data_format == "text" else encode_prompt
     ids = [encode(prompt, tokenizer) for prompt in prompts]
     found = continue_all(model, ids, how.sampled(), [*range(seed, seed + len(ids))])
-    return [as_text(prompt, answer) for prompt, answer in zip(prompts, decoded(found, tokenizer), strict=True)]
+    return [
+        as_text(prompt, answer) for prompt, answer in zip(prompts, decoded(found, tokenizer, how.around), strict=True)
+    ]
 
 
-def decoded(ids: Iterable[Iterable[int]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Returns the texts of answers, exactly as their tokens have them; `IGNORE_INDEX` is padding."""
+def decoded(
+    ids: Iterable[Iterable[int]], tokenizer: PreTrainedTokenizerBase, around: tuple[str, str] = ("", "")
+) -> list[str]:
+    """Returns the texts of answers, without the template's `margins`; `IGNORE_INDEX` is padding."""
     rows = ([int(token) for token in row if token != IGNORE_INDEX] for row in ids)
-    return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
+    texts = (str(tokenizer.decode(row, skip_special_tokens=True)) for row in rows)
+    return [text.removeprefix(around[0]).removesuffix(around[1]) for text in texts]
 
 
 def encode_prompt(
@@ -338,6 +343,7 @@ def _behind_answers(tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
 
 
 _QUESTION: Message = {"role": "user", "content": "x"}
+_ANSWER = "Yes"
 
 
 def _answered(tokenizer: PreTrainedTokenizerBase) -> list[list[int]] | None:
@@ -379,15 +385,46 @@ def encode_conversation(
         before = rendered(messages[:place], add_generation_prompt=True)
         answered = rendered(messages[: place + 1])
         if answered[: len(before)] != before or tokens[: len(answered)] != answered:
-            raise BadRow(
-                f"the chat template changes what comes before or in message {place + 1} once other messages follow, so "
-                "the answer cannot be found; set task.chat_template to one that encloses answers in {% generation %}"
-            )
+            return _by_text(messages, tokenizer, end, tools)
         before += head if answered[len(before) :][: len(head)] == head else []
         answer = answered[len(before) :]
         ends = [i + len(end) for i in range(len(answer)) if answer[i : i + len(end)] == [*end]]
         length = ends[-1] if ends else len(answer)
         mask[len(before) : len(before) + length] = [True] * length
+    return tokens, mask
+
+
+def _by_text(
+    messages: list[Message], tokenizer: PreTrainedTokenizerBase, end: Sequence[int], tools: str | None
+) -> Encoded:
+    """Tokenises answers apart from what is before them, as they are generated.
+
+    For templates whose prompt for an answer ends in a blank, which would belong to the answer's first token.
+    """
+    text = partial(_written, tokenizer=tokenizer, tools=tools)
+    whole, begin = text(messages), 0
+    tokens, mask = list[int](), list[bool]()
+
+    def add(part: str, trained: bool) -> None:
+        ids: list[int] = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
+        ends = [i + len(end) for i in range(len(ids)) if ids[i : i + len(end)] == [*end]]
+        length = (ends[-1] if ends else len(ids)) if trained else 0
+        tokens.extend(ids)
+        mask.extend(place < length for place in range(len(ids)))
+
+    for place, message in enumerate(messages):
+        if message["role"] != ASSISTANT or not message.get(TRAIN, True):
+            continue
+        before, answered = text(messages[:place], add_generation_prompt=True), text(messages[: place + 1])
+        if not answered.startswith(before) or not whole.startswith(answered):
+            raise BadRow(
+                f"the chat template changes what comes before or in message {place + 1} once other messages follow, so "
+                "the answer cannot be found; set task.chat_template to one that encloses answers in {% generation %}"
+            )
+        add(whole[begin : len(before)], trained=False)
+        add(whole[len(before) : len(answered)], trained=True)
+        begin = len(answered)
+    add(whole[begin:], trained=False)
     return tokens, mask
 
 
@@ -442,6 +479,37 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
         with suppress(ValueError):
             return {**call, "function": {**function, "arguments": json.loads(given)}}
     return dict(call)
+
+
+def _written(
+    messages: list[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    add_generation_prompt: bool = False,
+    tools: str | None = None,
+) -> str:
+    """Returns a conversation in the chat template as text."""
+    template_of(tokenizer)
+    text: Any = tokenizer.apply_chat_template(
+        [_shown(each) for each in messages], tools=None if tools is None else json.loads(tools), tokenize=False,
+        add_generation_prompt=add_generation_prompt,
+    )  # fmt: skip
+    return str(text)
+
+
+def margins(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+    """Returns the blanks that the chat template writes before an answer, behind its prompt, and behind it."""
+    from jinja2 import TemplateError
+
+    try:
+        before = _written([_QUESTION], tokenizer, add_generation_prompt=True) + str(tokenizer.decode(header(tokenizer)))
+        whole = _written([_QUESTION, {"role": ASSISTANT, "content": _ANSWER}], tokenizer)
+    except TemplateError:
+        return "", ""
+    first, found, behind = whole.removeprefix(before).partition(_ANSWER)
+    last = behind.partition(str(tokenizer.decode(answer_end(tokenizer))))[0]
+    if not whole.startswith(before) or not found:
+        return "", ""
+    return first if first.isspace() else "", last if last.isspace() and last != behind else ""
 
 
 def _rendered(

@@ -35,6 +35,8 @@ class Generating:
     block_size: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of `transformers.GenerationConfig`."""
+    around: tuple[str, str] = ("", "")
+    """The blanks before and behind an answer that are the chat template's (`toolkit.tasks.chat.margins`)."""
 
     @property
     def kept(self) -> int:
@@ -106,14 +108,31 @@ def _continued(
     inputs = torch.tensor([[how.end[0]] * pad + ids for pad, ids in zip(pads, prompts, strict=True)])
     mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in pads])
     processors = LogitsProcessorList(_sampling(model, how.settings, seeds) if how.settings.get("do_sample") else [])
+    criteria = StoppingCriteriaList([each for each in (watching, _ending(how.end)) if each is not None])
     with warnings.catch_warnings():
         # With virtual tokens the library recomputes position ids, which is correct here.
         warnings.filterwarnings("ignore", "Position ids are not supported for parameter efficient tuning")
         output = model.generate(
             inputs.to(model.device), attention_mask=mask.to(model.device), generation_config=settings,
-            logits_processor=processors, stopping_criteria=StoppingCriteriaList([watching] if watching else []),
+            logits_processor=processors, stopping_criteria=criteria,
         )  # fmt: skip
     return [_until_end(row, stops, how.end) for row in output[:, longest:].tolist()]
+
+
+def _ending(end: Sequence[int]) -> Any:
+    """Returns a criterion that ends a row at several tokens; None for a single one."""
+    import torch
+    from transformers import StoppingCriteria
+
+    if len(end) == 1:
+        return None
+
+    class Ending(StoppingCriteria):
+        def __call__(self, input_ids: Tensor, scores: Any, **more: Any) -> Any:
+            ended: Any = (input_ids[:, -len(end) :] == torch.tensor(end, device=input_ids.device)).all(-1)
+            return ended
+
+    return Ending()
 
 
 def _until_end(new: list[int], stops: Sequence[int], end: Sequence[int]) -> list[int]:
@@ -196,5 +215,7 @@ def script_values(model: Any, tokenizer: Any, how: Generating) -> dict[str, Any]
     end = how.end
     ending = tokenizer.decode([*end]) if len(end) > 1 else ""
     stops = stop_tokens(model, end) or None
-    own = {"begin": separators(tokenizer)[0], "end": end[0], "generation": how.settings, "block_size": how.block_size}
-    return own | {"ending": ending, "stops": stops, "kept": how.kept}
+    lead, trail = how.around
+    own: dict[str, Any] = {"lead": lead, "trail": trail}
+    own |= {"begin": separators(tokenizer)[0], "end": end[0], "generation": how.settings, "block_size": how.block_size}
+    return {**own, "ending": ending, "stops": stops, "kept": how.kept}

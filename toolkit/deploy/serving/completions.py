@@ -146,14 +146,16 @@ def generate(run: TrainedRun, asked: Asked, answer: Answer, tell: Callable[[], N
     model, begin, end = run.model, len(asked.ids), asked.how.end
     stops = [*asked.stops, *([run.processor.decode([*end])] if len(end) > 1 else [])]
     final = set(stop_tokens(run.bare_model, end))
-    held = max(map(len, stops), default=1) - 1
+    lead, trail = asked.how.around
+    held = max(max(map(len, stops), default=1) - 1, len(trail))
 
     def note(new: list[int], done: bool) -> bool:
         """Takes over the tokens so far; returns whether the text has ended."""
-        text = str(run.processor.decode(new, skip_special_tokens=True))
+        text = str(run.processor.decode(new, skip_special_tokens=True)).removeprefix(lead)
         places = [place for stop in stops if (place := text.find(stop)) >= 0]
         text = text[: min(places)] if places else text
-        ended = bool(places) or bool(new and new[-1] in final)
+        ended = answer.finish == "stop" or bool(places) or bool(new and new[-1] in final)
+        text = text.removesuffix(trail) if ended else text
         answer.tokens, answer.finish = len(new), "stop" if ended else "length"
         # A character of several tokens, or what may begin a stop, is not complete yet.
         ready = text if done or ended else text[: max(0, len(text) - held)].rstrip("\ufffd")
