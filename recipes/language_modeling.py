@@ -34,7 +34,7 @@ from toolkit.main import main
 from toolkit.metrics.generation import ANSWERS, scores_of_answers
 from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_quality, likelihood_scores
 from toolkit.modalities import seq2seq, text
-from toolkit.tasks import blocks, chat, generation
+from toolkit.tasks import blocks, chat, conversations, generation
 from toolkit.tasks.records import LazyRecords
 from toolkit.tasks.tokens import labelled_positions, pad_labels, token_losses
 
@@ -168,23 +168,23 @@ class LanguageModeling(Task):
     def check_row(self, row: Row, labelled: bool) -> Row:
         if self.chats:
             given = row["messages" if self.options.data_format == "messages" else "conversations"]
-            messages = chat.check_messages(given, labelled)
-            kept = chat.without_thinking(messages) if self.options.thinking == "drop" else messages
+            messages = conversations.check_messages(given, labelled)
+            kept = conversations.without_thinking(messages) if self.options.thinking == "drop" else messages
             dropped = sum(one != other for one, other in zip(messages, kept, strict=True))
             ignored = len(given) - len(messages) if labelled else 0
-            found = {"messages": chat.stored(kept), "tools": chat.checked_tools(row.get("tools"))}
+            found = {"messages": conversations.stored(kept), "tools": conversations.checked_tools(row.get("tools"))}
             return {**found, "ignored": ignored, "dropped": dropped}
         if self.options.data_format == "alpaca":
-            return chat.check_alpaca(row, labelled)
+            return conversations.check_alpaca(row, labelled)
         if self.answers:
-            return chat.check_pair(row, labelled)
+            return conversations.check_pair(row, labelled)
         if not isinstance(row["text"], str):
             raise BadRow(f"column 'text' holds {row['text']!r}, not text")
         return {"text": row["text"]}
 
     def learn(self, rows: datasets.Dataset) -> None:
         if self.answers and self.options.prompts is None:
-            self.state["prompts"] = [chat.prompt_of(row) for row in islice(rows, 3)]
+            self.state["prompts"] = [conversations.prompt_of(row) for row in islice(rows, 3)]
 
     def inputs_of(self, row: Row) -> dict[str, Any]:
         if self.chats:
@@ -218,7 +218,7 @@ class LanguageModeling(Task):
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         if not self.answers:
             return iter(rows["text"])
-        return (chat.as_text(chat.prompt_of(row), chat.answer_of(row) or "") for row in rows)
+        return (conversations.as_text(conversations.prompt_of(row), conversations.answer_of(row) or "") for row in rows)
 
     def configure(self, config: PreTrainedConfig) -> None:
         if self.causal:
@@ -314,7 +314,7 @@ class LanguageModeling(Task):
         if not self.chats:
             return {name: row[name] for name in self.schema()}
         tools = {} if row["tools"] is None else {"tools": json.loads(row["tools"])}
-        return {"messages": chat.restored(row["messages"]), **tools}
+        return {"messages": conversations.restored(row["messages"]), **tools}
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
         sums = blocks.by_document(predictions, data.features, len(data.rows))
@@ -337,7 +337,9 @@ class LanguageModeling(Task):
         predicted = record.get("prediction", f"{known} ({record['num_tokens']} tokens)")
         if not self.answers:
             return Description(record["text"], predicted)
-        return Description(chat.as_text(chat.prompt_of(record)), predicted, chat.answer_of(record))
+        return Description(
+            conversations.as_text(conversations.prompt_of(record)), predicted, conversations.answer_of(record)
+        )
 
     def error(self, record: Record) -> tuple[float, ...] | None:
         return None if record["loss"] is None else (record["loss"],)
@@ -347,11 +349,11 @@ class LanguageModeling(Task):
         return super().has(name) and own.get(name, True)
 
     def generated_scores(self, records: Iterable[Record]) -> dict[str, float]:
-        pairs = [(record["prediction"], chat.answer_of(record) or "") for record in records]
+        pairs = [(record["prediction"], conversations.answer_of(record) or "") for record in records]
         return scores_of_answers([one for one, _ in pairs], [other for _, other in pairs])
 
     def prompt_ids(self, prompt: Any, processor: Processor) -> tuple[list[int], generation.Generating]:
-        checked = chat.checked_prompt(prompt, "messages" if self.chats else "text")
+        checked = conversations.checked_prompt(prompt, "messages" if self.chats else "text")
         if self.options.data_format == "text":
             return blocks.encode_beginning(str(checked), processor), self._how(processor)
         with chat.of_row("1"):

@@ -36,7 +36,7 @@ from toolkit.main import main
 from toolkit.metrics.intervals import bootstrap
 from toolkit.metrics.score import Quality, Score
 from toolkit.modalities import seq2seq, text
-from toolkit.tasks import blocks, chat, generation
+from toolkit.tasks import blocks, chat, conversations, generation
 from toolkit.tasks.generation import settings_problems
 from toolkit.tasks.preferences import LOSSES, REFERENCED
 from toolkit.tasks.records import LazyRecords, as_flag, checked_text
@@ -213,13 +213,13 @@ class Preference(Task):
         if self.single and len({*rows["label"]}) == 1:
             raise DataError(f"data: all {len(rows):,} training rows have the label {rows['label'][0]}")
 
-    def _prompt(self, stored: str) -> str | list[chat.Message]:
-        prompt: str | list[chat.Message] = json.loads(stored) if self.chats else stored
+    def _prompt(self, stored: str) -> str | list[conversations.Message]:
+        prompt: str | list[conversations.Message] = json.loads(stored) if self.chats else stored
         return prompt
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         for row in rows:
-            yield from (chat.as_text(self._prompt(row["prompt"]), row[name]) for name in self.answers)
+            yield from (conversations.as_text(self._prompt(row["prompt"]), row[name]) for name in self.answers)
 
     def processor_problems(self, processor: Processor) -> list[str]:
         found = seq2seq.generation_problems(self.options.generation)
@@ -264,7 +264,7 @@ class Preference(Task):
         return self.scores_answers and not self.chats and processor.eos_token_id is None
 
     def _encoded(
-        self, prompt: str | list[chat.Message], answer: str, processor: Processor, end: Sequence[int] | None
+        self, prompt: str | list[conversations.Message], answer: str, processor: Processor, end: Sequence[int] | None
     ) -> chat.Encoded:
         """Returns the tokens of a prompt with an answer, and which of them are the answer."""
         if self._reads_pairs(processor):
@@ -461,7 +461,7 @@ class Preference(Task):
             yield "the longer answer", {name: {PAIR[0]: sum(flags) / len(flags)} for name, flags in longer.items()}
 
     def describe(self, record: Record) -> Description:
-        prompt, found = chat.as_text(self._prompt(record["prompt"])), record["prediction"]
+        prompt, found = conversations.as_text(self._prompt(record["prompt"])), record["prediction"]
         if isinstance(found, str):
             return Description(prompt, found)
         shown = "no answer within task.max_length" if found is None else f"{found:.4g}"
@@ -478,7 +478,7 @@ class Preference(Task):
         return (-margin,) if margin <= 0 else None
 
     def prompt_ids(self, prompt: Any, processor: Processor) -> tuple[list[int], generation.Generating]:
-        checked = chat.checked_prompt(prompt, "messages" if self.chats else "text")
+        checked = conversations.checked_prompt(prompt, "messages" if self.chats else "text")
         with chat.of_row("1"):
             return chat.encode_prompt(checked, processor), self._how(processor)
 
@@ -508,13 +508,13 @@ class Preference(Task):
 
 def _conversation(prompt: Any, answers: Mapping[str, Any]) -> dict[str, str]:
     """Returns a prompt as JSON of its messages, and the text of each answer to it. Raises BadRow if there is none."""
-    given = asked = None if prompt is None or prompt == "" else chat.check_messages(prompt, labelled=False)
+    given = asked = None if prompt is None or prompt == "" else conversations.check_messages(prompt, labelled=False)
     found: dict[str, str] = {}
     for name, value in answers.items():
         if isinstance(value, str):
             found[name] = checked_text(value, name, f"column {name!r}")
             continue
-        messages = chat.check_messages(value, labelled=True, begins=given is None)
+        messages = conversations.check_messages(value, labelled=True, begins=given is None)
         before, last = messages[:-1], messages[-1]["content"]
         if asked is not None and before not in ([], asked):
             raise BadRow(f"column {name!r} is neither an answer to the prompt nor a conversation that begins with it")

@@ -13,7 +13,7 @@ from toolkit.base.errors import DataError, InputError
 from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys, units
 from toolkit.modalities import text
 from toolkit.recipe import load_task_type
-from toolkit.tasks import chat
+from toolkit.tasks import chat, conversations
 
 TASK_FILE = "recipes/language_modeling.py"
 PLAIN = (
@@ -88,7 +88,7 @@ def test_a_completion_is_what_follows_the_tokens_of_the_prompt_and_ends(prompt):
 
 def test_prompts_are_encoded_without_the_answer_that_is_to_be_generated():
     processor = tokenizer(PLAIN)
-    rows = {"messages": [chat.check_messages(messages(*TALK), labelled=False)], "_number": [1]}
+    rows = {"messages": [conversations.check_messages(messages(*TALK), labelled=False)], "_number": [1]}
     ((tokens, mask),) = chat.encode_examples(rows, processor, labelled=False)
     assert mask == []
     assert processor.decode(tokens).endswith("<|user|>And hens?\n<|assistant|>")
@@ -143,31 +143,31 @@ def test_prompts_to_be_answered_keep_their_end():
 )
 def test_what_is_not_a_conversation_is_named(value, message):
     with pytest.raises(BadRow, match=message):
-        chat.check_messages(value, labelled=True)
+        conversations.check_messages(value, labelled=True)
 
 
 def test_a_conversation_ends_with_its_last_answer_or_with_what_is_to_be_answered():
     talk = messages(*TALK)
-    row = {"messages": chat.check_messages([*talk, *messages(("user", "Thanks."))], labelled=True)}
+    row = {"messages": conversations.check_messages([*talk, *messages(("user", "Thanks."))], labelled=True)}
     assert row["messages"] == talk
-    assert (chat.prompt_of(row), chat.answer_of(row)) == (talk[:3], "Grain.")
-    row = {"messages": chat.check_messages(talk, labelled=False)}
-    assert (chat.prompt_of(row), chat.answer_of(row)) == (talk[:3], None)
+    assert (conversations.prompt_of(row), conversations.answer_of(row)) == (talk[:3], "Grain.")
+    row = {"messages": conversations.check_messages(talk, labelled=False)}
+    assert (conversations.prompt_of(row), conversations.answer_of(row)) == (talk[:3], None)
     with pytest.raises(BadRow, match="no message before its first answer"):
-        chat.check_messages(talk[1:2], labelled=False)
+        conversations.check_messages(talk[1:2], labelled=False)
 
 
 def test_keys_without_a_value_are_no_keys():
     """Arrow gives every message all keys that any message has."""
     value = [{**message, "name": None} for message in messages(*TALK)]
-    assert chat.check_messages(value, labelled=True) == messages(*TALK)
+    assert conversations.check_messages(value, labelled=True) == messages(*TALK)
 
 
 def test_pairs_need_both_texts_unless_one_is_to_be_predicted():
-    assert chat.check_pair({"prompt": "a", "completion": "b"}, True) == {"prompt": "a", "completion": "b"}
-    assert chat.check_pair({"prompt": "a", "completion": None}, False) == {"prompt": "a", "completion": None}
+    assert conversations.check_pair({"prompt": "a", "completion": "b"}, True) == {"prompt": "a", "completion": "b"}
+    assert conversations.check_pair({"prompt": "a", "completion": None}, False) == {"prompt": "a", "completion": None}
     with pytest.raises(BadRow, match="the completion is missing: column 'completion' is empty"):
-        chat.check_pair({"prompt": "a", "completion": " "}, True)
+        conversations.check_pair({"prompt": "a", "completion": " "}, True)
 
 
 def test_conversations_that_differ_in_the_last_answer_alone_are_one_unit_with_other_labels():
@@ -200,20 +200,22 @@ TOOL_TALK = [
 
 def test_calls_of_tools_are_trained_and_their_results_are_not():
     processor = tokenizer(CALLING)
-    checked = chat.check_messages(TOOL_TALK, labelled=True)
-    assert chat.restored(chat.stored(checked)) == checked
+    checked = conversations.check_messages(TOOL_TALK, labelled=True)
+    assert conversations.restored(conversations.stored(checked)) == checked
     encoded = chat.encode_conversation(checked, processor, tools=TOOLS)
     assert answers(encoded, processor) == ["CALL price hay<|endoftext|>", "It is 90.<|endoftext|>"]
     assert "price" in processor.decode(encoded[0]).partition("<|user|>")[0]
     with pytest.raises(BadRow, match="does not write tools"):
-        chat.encode_conversation(chat.check_messages(messages(*TALK), labelled=True), tokenizer(PLAIN), tools=TOOLS)
+        chat.encode_conversation(
+            conversations.check_messages(messages(*TALK), labelled=True), tokenizer(PLAIN), tools=TOOLS
+        )
     sharegpt = [
         {"from": "human", "value": "Price of hay?"},
         {"from": "function_call", "value": json.dumps(CALL["function"])},
         {"from": "observation", "value": "90"},
         {"from": "gpt", "value": "It is 90."},
     ]
-    again = chat.encode_conversation(chat.check_messages(sharegpt, labelled=True), processor, tools=TOOLS)
+    again = chat.encode_conversation(conversations.check_messages(sharegpt, labelled=True), processor, tools=TOOLS)
     assert answers(again, processor) == answers(encoded, processor)
 
 
@@ -223,7 +225,7 @@ def test_answers_that_are_not_trained_are_read_as_context(template, skipped):
     processor = tokenizer(template)
     talk = messages(*TALK)
     talk[1] |= skipped
-    encoded = chat.encode_conversation(chat.check_messages(talk, labelled=True), processor)
+    encoded = chat.encode_conversation(conversations.check_messages(talk, labelled=True), processor)
     assert answers(encoded, processor) == ["Grain.<|endoftext|>"]
     assert encoded[0] == chat.encode_conversation(messages(*TALK), processor)[0]
 
@@ -233,17 +235,17 @@ def test_thinking_is_kept_or_dropped():
     talk[1] |= {"reasoning_content": "They graze."}
     written = messages(TALK[0], ("assistant", "<think>They graze.</think>Grass."))
     for each in (talk, written):
-        checked = chat.check_messages(each, labelled=True)
+        checked = conversations.check_messages(each, labelled=True)
         (kept,) = answers(chat.encode_conversation(checked, processor), processor)
         assert kept == "<think>They graze.</think>Grass.<|endoftext|>"
-        (dropped,) = answers(chat.encode_conversation(chat.without_thinking(checked), processor), processor)
+        (dropped,) = answers(chat.encode_conversation(conversations.without_thinking(checked), processor), processor)
         assert dropped == "Grass.<|endoftext|>"
 
 
 def test_alpaca_s_rows_have_its_prompts():
     row = {"instruction": "Name a crop.", "input": "of wet soil", "output": "Rice."}
-    with_input, without = chat.check_alpaca(row, True), chat.check_alpaca(row | {"input": ""}, True)
+    with_input, without = conversations.check_alpaca(row, True), conversations.check_alpaca(row | {"input": ""}, True)
     assert with_input["prompt"].endswith("### Instruction:\nName a crop.\n\n### Input:\nof wet soil\n\n### Response:\n")
     assert without["prompt"].endswith("request.\n\n### Instruction:\nName a crop.\n\n### Response:\n")
     assert with_input["completion"] == "Rice."
-    assert chat.check_alpaca(row, False)["completion"] is None
+    assert conversations.check_alpaca(row, False)["completion"] is None

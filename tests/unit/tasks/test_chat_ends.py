@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from toolkit.tasks import chat, generation
+from toolkit.tasks import chat, conversations, generation
 
 MESSAGES = [
     {"role": "user", "content": "What do ducks eat?"},
@@ -129,5 +129,9 @@ def test_shared_chats_and_plain_questions_are_conversations():
         {"from": "human", "value": "Hay?"},
         {"from": "gpt", "value": "Yes."},
     ]
-    assert [message["role"] for message in chat.check_messages(turns, labelled=True)] == ["system", "user", "assistant"]
-    assert chat.check_messages("Hay?", labelled=False) == [{"role": "user", "content": "Hay?"}]
+    assert [message["role"] for message in conversations.check_messages(turns, labelled=True)] == [
+        "system",
+        "user",
+        "assistant",
+    ]
+    assert conversations.check_messages("Hay?", labelled=False) == [{"role": "user", "content": "Hay?"}]

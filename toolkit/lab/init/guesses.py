@@ -207,7 +207,8 @@ def answers(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
     if model.folder is not None:
         from transformers import AutoTokenizer
 
-        from toolkit.tasks.chat import encode_prompt, restored
+        from toolkit.tasks.chat import encode_prompt
+        from toolkit.tasks.conversations import restored
 
         with suppress(OSError, ValueError):  # it cannot be read, or only with code of its own
             tokenizer = AutoTokenizer.from_pretrained(model.folder, local_files_only=True, trust_remote_code=False)
