@@ -197,3 +197,16 @@ def test_scores_of_answers_ignore_blanks_at_their_ends():
     assert 0.5 <= found["answer_f1"] < 1
     perfect = scores_of_answers(["hay is dry"], ["hay is dry"])
     assert [*perfect.values()] == pytest.approx([1, 1, 1, 100])
+
+
+def test_transformers_pipeline_answers_from_the_folder_as_predict_does(finished):
+    """As other tools read it: with its chat template and generation config."""
+    from transformers import pipeline
+
+    question = [{"role": "user", "content": "When should onions be planted?"}]
+    (expected,) = toolkit.load(finished).predict([{"messages": question}])
+    answers = pipeline("text-generation", model=str(finished / "model"), device="cpu")
+    (found,) = answers(question, max_new_tokens=32, do_sample=False)
+    assert found["generated_text"][-1]["content"] == expected["prediction"]
+    assert (finished / "model/generation_config.json").exists()
+    assert answers.tokenizer.chat_template

@@ -121,6 +121,8 @@ def build_page(
     """
     import gradio as gr
 
+    schema = columns.task.schema()
+    spoken = [name for name in columns.example if _is_conversation(schema.get(columns.own[name]))]
     fields = {name: _field(gr, name, columns.own[name], columns.given[name]) for name in columns.example}
     answers = answers or columns.task.answer_columns
 
@@ -135,6 +137,8 @@ def build_page(
 
     with gr.Blocks(title=title, analytics_enabled=False) as page:
         gr.Markdown(f"# {escape(title)}")
+        if columns.task.has("prompt_ids") and len(columns.example) == len(spoken) == 1:
+            gr.ChatInterface(replying(gr, spoken[0], predict), api_name="chat", analytics_enabled=False)
         with gr.Row():
             with gr.Column():
                 for field in fields.values():
@@ -147,6 +151,26 @@ def build_page(
             gr.Examples(rows, list(fields.values()), label="Rows of the validation set", cache_examples=False)
         button.click(answered, list(fields.values()), outputs, api_name="predict")
     return page
+
+
+def replying(gr: Any, column: str, predict: Answer) -> Callable[..., Awaitable[str]]:
+    """Returns a function that answers a message with those before it, for runs of conversations."""
+
+    async def replied(message: str, history: Sequence[Mapping[str, Any]]) -> str:
+        before = [{"role": each["role"], "content": _said(each["content"])} for each in history]
+        try:
+            (found,) = await predict([{column: [*before, {"role": "user", "content": message}]}])
+        except Refusal as refusal:
+            reasons = [problem.reason for problem in refusal.problems] or [refusal.error]
+            raise gr.Error(escape("; ".join(reasons)), print_exception=False) from None
+        return str(found["prediction"])
+
+    return replied
+
+
+def _said(content: Any) -> str:
+    """Returns the text of a message in the page's history, where it may be a list of parts."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 FILES: dict[str, tuple[str, dict[str, Any]]] = {

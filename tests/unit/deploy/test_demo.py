@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -20,7 +21,7 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 import toolkit
-from toolkit.deploy.demo import UPLOAD, OwnFiles, as_text, from_text, row_of, shown, validation_examples
+from toolkit.deploy.demo import UPLOAD, OwnFiles, as_text, from_text, replying, row_of, shown, validation_examples
 from toolkit.deploy.serving.requests import Columns
 
 TALK = [{"role": "user", "content": "Hello"}]
@@ -143,3 +144,19 @@ def test_answers_are_shown_by_their_kind():
     assert shown(spans, list(spans)) == ["x", "score: 0.25", table]
     model = {"prediction": 2.5, "loss": None, "num_tokens": 0}
     assert shown(model, list(model)) == ["2.5", "loss: \nnum_tokens: 0"]
+
+
+def test_a_chat_answers_a_message_with_those_before_it():
+    asked: list[dict[str, Any]] = []
+
+    async def predict(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        asked.extend(rows)
+        return [{"prediction": "Grass."}]
+
+    history = [
+        {"role": "user", "content": [{"type": "text", "text": "Hens?"}]},
+        {"role": "assistant", "content": "Corn."},
+    ]
+    assert asyncio.run(replying(None, "talk", predict)("And ducks?", history)) == "Grass."
+    said = [("user", "Hens?"), ("assistant", "Corn."), ("user", "And ducks?")]
+    assert asked == [{"talk": [{"role": role, "content": content} for role, content in said]}]
