@@ -140,7 +140,7 @@ class LanguageModeling(Task):
     best_metric = "perplexity"
     error_name = "loss per token"
     decoding = ("max_new_tokens", "generation")
-    scorable = True
+    scorable = predicts_tokens = True
 
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)

@@ -77,6 +77,7 @@ class TokenClassification(Task):
     }
     options: TokenClassificationOptions
     modality = "text"
+    predicts_tokens = True
     reference = "tags"
     best_metric = "f1"
     answer_columns = ("prediction", "entities")

@@ -84,16 +84,13 @@ def _show(arguments: argparse.Namespace) -> None:
         console.print(part, markup=False)
     if arguments.signal:
         from toolkit.prepare.inputs import features_of
-        from toolkit.prepare.signal import has_signal, signals
+        from toolkit.prepare.signal import signals
 
-        found = []
-        if has_signal(shown.task):
-            processor, features = features_of(shown.cfg, shown.task, shown.rows)
-            places = range(min(arguments.signal, len(features["train"])))
-            found = signals(shown.task, processor, features["train"], places, shown.cfg.seed)
-        if not found:
+        if not shown.task.predicts_tokens:
             raise InputError(f"--signal: {type(shown.task).__name__} does not predict tokens; remove it")
-        for each in found:
+        processor, features = features_of(shown.cfg, shown.task, shown.rows)
+        places = range(min(arguments.signal, len(features["train"])))
+        for each in signals(shown.task, processor, features["train"], places, shown.cfg.seed):
             console.print()
             console.print("\n".join(each.lines()), markup=False)
 

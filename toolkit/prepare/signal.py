@@ -63,24 +63,15 @@ class Signal:
         return [*found, self.text]
 
 
-def has_signal(task: Task) -> bool:
-    """Whether a task predicts tokens, so that its loss is that of logits `[B, T, classes]`."""
-    return task.modality in ("text", "seq2seq") and not task.has("forward")
-
-
 def signals(
     task: Task, processor: Processor, features: datasets.Dataset, places: Sequence[int], seed: int
 ) -> list[Signal]:
-    """Measures feature rows, by their places."""
+    """Measures feature rows, by their places, of a task that `predicts_tokens`."""
     random, found = RowRandom(seed, epoch=0), []
     for place in places:
         row = features[int(place)]
         batch = collate([row], task, processor, random)
-        labels = batch["labels"]
-        if labels.dim() != 2 or labels.is_floating_point():
-            continue
-        weights = _measured(task, batch)
-        known = labels[0] != IGNORE_INDEX
+        weights, known = _measured(task, batch), batch["labels"][0] != IGNORE_INDEX
         unlike = int(((weights > LEAST) != known).sum())
         found.append(Signal(str(row["number"]), *_shown(batch, processor, weights), unlike))
     return found

@@ -32,7 +32,7 @@ from toolkit.footprint.predict import predicted_parts
 from toolkit.metrics.score import Quality, without_classes
 from toolkit.models.parts import count_parameters, saved_bytes
 from toolkit.models.save import push, save_model
-from toolkit.prepare.signal import has_signal, signals
+from toolkit.prepare.signal import signals
 from toolkit.report import card
 from toolkit.report.curves import charts
 from toolkit.report.examples import Examples, Shown, Worst
@@ -195,7 +195,7 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, li
         own += run.task.report_sections(name, *found, run.output_dir)
     if (found_answers := result.evaluations.get("validation")) is not None and run.cfg.eval.generate:
         own.append(Section("Answers (validation)", answer_blocks(run, found_answers)))
-    if has_signal(run.task):
+    if run.task.predicts_tokens:
         places = range(min(TRAINED_ROWS, len(run.data.train)))
         found_signals = signals(run.task, run.processor, run.data.train, places, run.cfg.seed)
         if any(each.trained < len(each.tokens) - 1 for each in found_signals):

@@ -79,6 +79,7 @@ class TextToText(Task):
     """
 
     modality = "seq2seq"
+    predicts_tokens = True
     reference = "reference"
     decoding = ("num_beams", "length_penalty", "val_max_target_length", "generation")
     source: ClassVar[str]

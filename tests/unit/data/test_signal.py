@@ -10,7 +10,7 @@ from runs import ROOT, shipped
 
 from toolkit.data.loading import check_rows
 from toolkit.prepare.inputs import features_of
-from toolkit.prepare.signal import Signal, has_signal, signals
+from toolkit.prepare.signal import Signal, signals
 from toolkit.recipe import load_settings
 
 CHAT = ROOT / "recipes/configs/language_modeling/smoke_chat.yaml"
@@ -22,7 +22,7 @@ def measured(task_type: type, *settings: str, config=CHAT, count: int = 3) -> li
     task = task_type(cfg)
     rows = check_rows(cfg, task)
     processor, features = features_of(cfg, task, rows)
-    assert has_signal(task)
+    assert task.predicts_tokens
     return signals(task, processor, features["train"], range(count), cfg.seed)
 
 
