@@ -73,7 +73,7 @@ class Task(ABC):
     decoding: ClassVar[Sequence[str]] = ()
     """Names of the options that only concern answers; a finished run may be used with others."""
     predicts_tokens: ClassVar[bool] = False
-    """Whether the loss is that of `logits` `[B, T, classes]` and labels `[B, T]`, so that each token can be measured."""
+    """Whether the loss is that of `logits` `[B, T, classes]` and labels `[B, T]`, whose tokens can be measured."""
     scorable: ClassVar[bool] = False
     """Whether a record of a labelled row has an answer of its own, which `toolkit predict --score` writes."""
     answer_columns: Sequence[str] = ("prediction",)
