@@ -10,7 +10,7 @@ import pytest
 import torch
 from launching import fork
 from preference_recipe_runs import RECIPE, RUNS, SETTINGS, loss_of, settings_of
-from runs import assert_close, assert_same_weights, lines, predictions, train_recipe, weights
+from runs import assert_close, assert_equal_runs, assert_same_weights, lines, numbers, predictions, train_recipe
 from tolerances import FLOAT64
 from torch.nn.functional import logsigmoid, softplus
 
@@ -39,17 +39,6 @@ def several(one):
     """The folder, with those of two processes, too."""
     fork([Path(preference_runs.__file__), one, *SEVERAL], 2)
     return one
-
-
-def numbers(run: Path) -> dict[str, list[float]]:
-    return {name: value.tolist() for name, value in weights(run).items()}
-
-
-def assert_equal_runs(left: Path, right: Path) -> None:
-    assert_close(lines(left, "loss"), lines(right, "loss"), FLOAT64)
-    assert_close(numbers(left), numbers(right), FLOAT64)
-    assert_close(predictions(left), predictions(right), FLOAT64)
-    assert_close(lines(left, "eval_loss"), lines(right, "eval_loss"), FLOAT64)
 
 
 @pytest.mark.parametrize("name", [name for name in ONE if not name.endswith("-8x1") and name != "lora"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 import window_runs
 from launching import fork
-from runs import assert_close, assert_same_weights, lines, predictions, train_recipe, weights
+from runs import assert_close, assert_equal_runs, assert_same_weights, lines, numbers, train_recipe
 from tolerances import FLOAT64
 from window_runs import RECIPE, RUNS, SETTINGS
 
@@ -44,17 +44,6 @@ def several(one):
         names = [name for name in SEVERAL if RUNS[name][0] == processes]
         fork([Path(window_runs.__file__), one, *names], processes)
     return one
-
-
-def numbers(run: Path) -> dict[str, list[float]]:
-    return {name: value.tolist() for name, value in weights(run).items()}
-
-
-def assert_equal_runs(left: Path, right: Path) -> None:
-    assert_close(lines(left, "loss"), lines(right, "loss"), FLOAT64)
-    assert_close(numbers(left), numbers(right), FLOAT64)
-    assert_close(predictions(left), predictions(right), FLOAT64)
-    assert_close(lines(left, "eval_loss"), lines(right, "eval_loss"), FLOAT64)
 
 
 @pytest.mark.parametrize("name", [name for name in ONE if name != "16x1" and not name.startswith("dropout")])

@@ -181,6 +181,19 @@ def assert_close(one: Any, other: Any, tolerance: float, where: str = "") -> Non
         assert one == other, where
 
 
+def numbers(output_dir: Path) -> dict[str, list[float]]:
+    """Returns a run's weights as numbers."""
+    return {name: value.tolist() for name, value in weights(output_dir).items()}
+
+
+def assert_equal_runs(left: Path, right: Path) -> None:
+    """Asserts that two runs in float64 have the same losses, weights, predictions and evaluations."""
+    assert_close(lines(left, "loss"), lines(right, "loss"), FLOAT64)
+    assert_close(numbers(left), numbers(right), FLOAT64)
+    assert_close(predictions(left), predictions(right), FLOAT64)
+    assert_close(lines(left, "eval_loss"), lines(right, "eval_loss"), FLOAT64)
+
+
 def assert_splits_agree(config: str, folder: Path, *overrides: str) -> None:
     """Asserts that windows of 8 rows give equal results in float64 as one micro-batch (`8x1`) and as four (`2x4`)."""
     one, other = folder / "8x1", folder / "2x4"

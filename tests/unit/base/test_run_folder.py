@@ -19,7 +19,7 @@ def paths(folder: RunFolder | CheckpointFolder) -> set[str]:
 def test_the_table_of_outputs_names_every_file_of_a_run() -> None:
     run = RunFolder(Path("run"))
     several = [run.predictions("test"), run.confusion("<set>"), run.checkpoint(None).path, run.snapshot(0)]
-    several += [run.system(), run.system(7)]
+    several += [run.system(), run.system(7), *map(run.generated, ("validation", "test", "start"))]
     several += [path for path in run.results() if path.stem == "calibration"]
     numbered = {re.sub("(step-|rank)(None|0|7)", r"\1<N>", path.relative_to("run").as_posix()) for path in several}
     expected = paths(run) | {run.predictions("validation").name} | numbered
