@@ -148,6 +148,7 @@ class LanguageModeling(Task):
         self.causal = self.options.objective == "causal"
         self.answers, self.chats = self.options.data_format != "text", self.options.data_format in CHATS
         self.state = {"generation": {}} if self.causal else {}
+        self.answer_columns = ("prediction",) if self.causal else ("prediction", "loss", "num_tokens")
 
     @property
     def scores(self) -> Sequence[Score]:
