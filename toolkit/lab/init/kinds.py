@@ -256,13 +256,13 @@ KINDS = (
         limits=spans,
     ),
     Kind(
-        *("prompts", "preference", "better and worse answers"),
+        *("preference", "preference", "better and worse answers"),
         find=find_preferences,
         limits=both_answers,
         settings=[conversations],
     ),
     Kind(
-        *("prompts", "preference", "good and bad completions"),
+        *("preference", "preference", "good and bad completions"),
         find=find_judged,
         limits=both_answers,
         settings=[lambda sample: [Guess("task.loss", "kto", "each completion has a label of its own")], conversations],

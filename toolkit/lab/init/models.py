@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,7 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "language_modeling": (Candidate("openai-community/gpt2", "the smallest GPT-2, English", 1024),),
     "chat": _CHAT,
     "prompts": _CHAT,
+    "preference": (replace(_CHAT[0], learning_rate=5e-6),),
     "token_classification": (
         Candidate("distilbert/distilbert-base-cased", "a small English model that keeps case", languages=("en",)),
         Candidate("distilbert/distilbert-base-multilingual-cased", "a small model of 104 languages"),
@@ -116,6 +117,7 @@ SCRATCH = {
     "token_classification": _new(512, 1e-3, 2, _BERT),
     "language_modeling": _new(512, 1e-3, 2, _GPT2),
     "prompts": _new(512, 1e-3, 2, _GPT2),
+    "preference": _new(512, 1e-3, 2, _GPT2),
     "image": _new(None, 3e-3, 2.4, _RESNET, task__image__random_crop=0.7, train__lr_scheduler_type="cosine"),
     "speech": _new(None, 1e-3, 4, _RECOGNISER, train__lr_scheduler_type="cosine"),
     "audio": _new(None, 2e-3, 3, _LISTENER, task__audio__speed=0.2, train__lr_scheduler_type="cosine"),
