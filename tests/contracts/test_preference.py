@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import preference_recipe_runs as preference_runs
+import preference_runs
 import pytest
 import torch
 from launching import fork
-from preference_recipe_runs import RECIPE, RUNS, SETTINGS, loss_of, settings_of
+from preference_runs import RECIPE, RUNS, SETTINGS, loss_of, settings_of
 from runs import assert_close, assert_equal_runs, assert_same_weights, lines, numbers, predictions, train_recipe
 from tolerances import FLOAT64
 from torch.nn.functional import logsigmoid, softplus

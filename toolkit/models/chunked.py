@@ -161,20 +161,20 @@ class Deferred:
         return value.numel() in (1, self.shape[-1]) if isinstance(value, Tensor) else isinstance(value, int | float)
 
     def __mul__(self, other: Any) -> Any:
-        return _apply(torch.mul, self, other)
+        return self.__torch_function__(torch.mul, (), (self, other))
 
     __rmul__ = __mul__
 
     def __add__(self, other: Any) -> Any:
-        return _apply(torch.add, self, other)
+        return self.__torch_function__(torch.add, (), (self, other))
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
-        return _apply(torch.sub, self, other)
+        return self.__torch_function__(torch.sub, (), (self, other))
 
     def __truediv__(self, other: Any) -> Any:
-        return _apply(torch.div, self, other)
+        return self.__torch_function__(torch.div, (), (self, other))
 
     def __getitem__(self, place: Any) -> Tensor:
         return self.whole()[place]
@@ -183,10 +183,6 @@ class Deferred:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.whole(), name)
-
-
-def _apply(function: Any, *given: Any) -> Any:
-    return function(*given)
 
 
 ELEMENTWISE = (torch.mul, torch.div, torch.add, torch.sub, torch.tanh)

@@ -101,6 +101,8 @@ def _continued(
 
     stops, longest = stop_tokens(model, how.end), max(map(len, prompts))
     own = {name: value for name, value in how.settings.items() if name not in ("do_sample", *SAMPLING)}
+    if how.settings.get("do_sample"):
+        own["num_beams"] = 1  # those of the settings or the model are for answers that are not sampled
     settings = GenerationConfig(
         do_sample=False, max_new_tokens=room, pad_token_id=how.end[0], eos_token_id=stops or None, **own
     )

@@ -65,6 +65,12 @@ def test_answers_of_samples_depend_on_their_seed_and_on_nothing_else(model):
     assert not torch.equal(one, continue_all(model, prompts(4), how, [5, 6, 7, 8]))
 
 
+def test_a_sample_has_no_beams_whoever_asks_for_them(model):
+    beams = Generating(END, 10, 24, {"num_beams": 3})
+    expected = continue_all(model, prompts(4), Generating(END, 10, 24, {"do_sample": True}), [1, 2, 3, 4])
+    assert torch.equal(continue_all(model, prompts(4), beams.sampled(), [1, 2, 3, 4]), expected)
+
+
 def test_samples_are_drawn_from_the_model_s_distribution(model):
     prompt, count = [5, 9, 11], 1500
     how = Generating(END, 1, 24, {"do_sample": True, "temperature": 2.0, "top_k": 4})

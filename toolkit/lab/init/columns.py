@@ -14,9 +14,10 @@ from toolkit.config.messages import join
 from toolkit.config.sections import DataConfig
 from toolkit.data.media.transcripts import TEXT_NAMES
 from toolkit.data.sources import is_files
-from toolkit.lab.init.labels import MOST_WHOLE_CLASSES, can_be_label, is_flag
+from toolkit.lab.init.labels import MOST_WHOLE_CLASSES, can_be_label
 from toolkit.lab.init.models import language_named, language_of
 from toolkit.lab.init.profile import FILES, OBJECT, OBJECTS, PRINTED, TEXT, TEXTS, ColumnProfile, Profile
+from toolkit.tasks.records import FLAGS
 
 Columns = dict[str, str]
 """The file's columns by the recipe's names for them."""
@@ -224,7 +225,7 @@ def find_judged(profile: Profile, given: Columns) -> Columns | None:
     columns = [profile.columns.get(name) for name in found.values()]
     if None in columns or not all(is_said(each) for each in columns[:2] if each):
         return None
-    return found if is_flag(profile.column(found["label"]).counts) else None
+    return found if {word.strip().lower() for word in profile.column(found["label"]).counts} <= FLAGS.keys() else None
 
 
 def find_chats(profile: Profile, given: Columns) -> Columns | None:
