@@ -139,6 +139,9 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--margin", type=options.number_from(0), metavar="M",
                         help="with --against, the loss of the score that is allowed (default: 0.01)")  # fmt: skip
     parser.add_argument("--slices", metavar="COLUMN,COLUMN", help="show (or compare) scores by these columns' values")
+    served = "compare answers with those of a server like OpenAI's: exit code 1 if they differ"
+    parser.add_argument("--endpoint", metavar="URL", help=served)
+    parser.add_argument("--endpoint-model", metavar="NAME", help="the server's model (default: its only one)")
     options.add_output(parser, "none; the metrics as JSON. With --against, the folder of the page: RUN-against-OLD")
 
 
@@ -148,19 +151,34 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     Raises SystemExit with exit code 1 if the run is worse than the one it is compared with.
     """
     columns = list(dict.fromkeys(arguments.slices.split(","))) if arguments.slices else []
+    if arguments.endpoint is not None and (columns or arguments.against is not None):
+        raise InputError("--endpoint: compares answers; remove --slices and --against")
     if arguments.against is not None:
         if not _compare(arguments, columns):
             sys.exit(1)
         return
     if arguments.margin is not None:
         raise InputError("--margin: has no effect without --against; remove it")
-    from toolkit.deploy.evaluate import evaluate_file
+    if arguments.endpoint_model is not None and arguments.endpoint is None:
+        raise InputError("--endpoint-model: has no effect without --endpoint; remove it")
+    from toolkit.deploy.evaluate import evaluate_file, read_labelled
     from toolkit.deploy.trained import decoded_with
 
     output = expanded(arguments.output) if arguments.output else None
     bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(expanded(arguments.run)).bad_rows_evaluate
     options.reject_input_as_output(bad, [arguments.data], "--data: the list of unusable rows")
     output = output_file(output, arguments.overwrite) if output else None
+    if arguments.endpoint is not None:
+        from toolkit.deploy.endpoint import Endpoint, compare_with, require_greedy
+        from toolkit.system.launcher import require_no_launcher
+
+        require_no_launcher("evaluate --endpoint")
+        endpoint = Endpoint.of(arguments.endpoint, arguments.endpoint_model)
+        run = open_trained(arguments, skips_rows=True)
+        require_greedy(run)
+        if not compare_with(run, endpoint, read_labelled(run, arguments.data, bad), output):
+            sys.exit(1)
+        return
     run, changed = open_trained(arguments, skips_rows=True), decoded_with(arguments.overrides)
     evaluate_file(run, Path(arguments.run).name, arguments.data, bad, output, changed, columns)
 

@@ -43,7 +43,7 @@ def evaluate_file(
     `bad_rows`. Scores are also printed by the values of `columns`. Raises DataError if the file cannot be used.
     """
     _require_sliceable(run.task, columns)
-    data = _read(run, file, bad_rows, columns)
+    data = read_labelled(run, file, bad_rows, columns)
     evaluation = run.evaluation(data)
     quality = on_main(run.accelerator, quality_of, run.task, evaluation, data)
     scores = Scores(run.task, {"validation": evaluation.metrics}, {"validation": quality})
@@ -65,7 +65,7 @@ def _require_sliceable(task: Task, columns: Sequence[str]) -> None:
         raise InputError("--slices: a block of this task spans several rows; remove the option")
 
 
-def _read(run: TrainedRun, file: str, bad_rows: Path, columns: Sequence[str]) -> EvalData:
+def read_labelled(run: TrainedRun, file: str, bad_rows: Path, columns: Sequence[str] = ()) -> EvalData:
     """Reads, checks and preprocesses labelled rows; the first process of each node reads, the others use its cache."""
     accelerator, data = run.accelerator, run.cfg.data
     with local_main_first(accelerator):
@@ -197,7 +197,7 @@ def gate(runs: Opened, file: str, bad_rows: Path, columns: Sequence[str], margin
     sides = []
     for opened in runs.values():  # one model at a time is in memory
         run = opened()
-        data = _read(run, file, bad_rows, columns)
+        data = read_labelled(run, file, bad_rows, columns)
         sides.append((run.task, run.predictions(data), data))
 
     def compare() -> bool:

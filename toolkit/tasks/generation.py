@@ -121,6 +121,19 @@ def _continued(
     return [_until_end(row, stops, how.end) for row in output[:, longest:].tolist()]
 
 
+def log_probabilities(model: Any, prompt: Sequence[int], new: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the log-probability `[T]` of each new token behind a prompt, and that of the likeliest other `[T]`."""
+    import torch
+
+    with torch.no_grad():
+        ids = torch.tensor([[*prompt, *new]], device=model.device)
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    scores = logits.double().log_softmax(-1)
+    chosen = scores.gather(-1, ids[0, len(prompt) :, None])
+    others = scores.scatter(-1, ids[0, len(prompt) :, None], -torch.inf)
+    return chosen[:, 0], others.amax(-1)
+
+
 def _ending(end: Sequence[int]) -> Any:
     """Returns a criterion that ends a row at several tokens; None for a single one."""
     import torch

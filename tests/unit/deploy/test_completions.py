@@ -141,3 +141,16 @@ def test_too_many_requests_are_turned_away_and_late_ones_end(chat):
         with pytest.raises(openai.APIStatusError) as late:
             client.chat.completions.create(model="hens", messages=QUESTION)
         assert late.value.status_code in (408, 504)
+
+
+def test_log_probabilities_of_tokens(client, text):
+    found = client.chat.completions.create(model="hens", messages=QUESTION, logprobs=True)
+    tokens = found.choices[0].logprobs.content
+    assert len(tokens) == found.usage.completion_tokens
+    assert all(each.logprob <= 0 for each in tokens)
+    with pytest.raises(openai.BadRequestError, match="are not streamed"):
+        client.chat.completions.create(model="hens", messages=QUESTION, logprobs=True, stream=True)
+    with TestClient(build(text, "hens", Limits()), base_url="http://127.0.0.1/v1") as server:
+        other = openai.OpenAI(api_key="none", base_url="http://127.0.0.1/v1", http_client=server, max_retries=0)
+        given = other.completions.create(model="hens", prompt="The hen", logprobs=1).choices[0].logprobs
+    assert len(given.tokens) == len(given.token_logprobs) == len(given.text_offset)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import Request, Response
@@ -25,7 +26,7 @@ from toolkit.deploy.serving.requests import Limits, Refusal
 from toolkit.deploy.serving.schema import Served
 from toolkit.deploy.serving.worker import Worker
 from toolkit.distributed.launch import float32_precision
-from toolkit.tasks.generation import Generating, continue_all, stop_tokens
+from toolkit.tasks.generation import Generating, continue_all, log_probabilities, stop_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +37,7 @@ MOST_STOPS = 4
 NUMBERS: Mapping[str, tuple[Any, float, float]] = {
     "temperature": ((int, float), 0, 2), "top_p": ((int, float), 0, 1), "seed": (int, -(2**63), 2**63 - 1),
     "max_tokens": (int, 1, 2**31), "max_completion_tokens": (int, 1, 2**31), "n": (int, 1, 1),
+    "top_logprobs": (int, 0, 0),
 }  # fmt: skip
 """Numbers of a request, with their types and bounds."""
 
@@ -65,6 +67,8 @@ class Asked:
     stops: Sequence[str]
     streams: bool
     with_usage: bool
+    scored: bool
+    """Whether log-probabilities of tokens are wanted."""
 
 
 @dataclass
@@ -77,6 +81,8 @@ class Answer:
     cancelled: bool = False
     parts: list[str] = field(default_factory=list)
     """Parts of the text that are not sent yet."""
+    scores: list[tuple[str, float]] | None = None
+    """The tokens with their log-probabilities, if wanted."""
 
 
 def read(body: bytes, run: TrainedRun, chat: bool) -> Asked:
@@ -91,9 +97,11 @@ def read(body: bytes, run: TrainedRun, chat: bool) -> Asked:
         value = given.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high):
             raise Invalid(f"{name}: received {shorten(repr(value))}, expected {low:g} to {high:g}", name)
-    for name in ("tools", "functions", "response_format", "logprobs", "logit_bias", "audio"):
+    for name in ("tools", "functions", "response_format", "logit_bias", "audio"):
         if given.get(name):
             raise Invalid(f"{name}: is not supported", name)
+    if (scored := given.get("logprobs") not in (None, False)) and given.get("stream"):
+        raise Invalid("logprobs: are not streamed", "logprobs")
     name = "messages" if chat else "prompt"
     prompt = given.get(name)
     if not chat and isinstance(prompt, list) and len(prompt) == 1:
@@ -105,7 +113,8 @@ def read(body: bytes, run: TrainedRun, chat: bool) -> Asked:
     except (BadRow, DataError) as error:
         raise Invalid(f"{name}: {error}", name) from error
     return Asked(ids, _limited(ids, _how(how, given), given), _seed(run, given), _stops(given.get("stop")),
-                 bool(given.get("stream")), bool((given.get("stream_options") or {}).get("include_usage")))  # fmt: skip
+                 bool(given.get("stream")), bool((given.get("stream_options") or {}).get("include_usage")),
+                 scored)  # fmt: skip
 
 
 def _how(how: Generating, given: Mapping[str, Any]) -> Generating:
@@ -174,7 +183,12 @@ def generate(run: TrainedRun, asked: Asked, answer: Answer, tell: Callable[[], N
 
     with float32_precision(run.cfg.train.tf32):
         (found,) = continue_all(model, [asked.ids], asked.how, [asked.seed], Watching())
-    note(found[found >= 0].tolist(), done=True)
+        new = found[found >= 0].tolist()
+        if asked.scored:
+            chosen, _ = log_probabilities(model, asked.ids[-asked.how.kept :], new)
+            texts = [str(run.processor.decode([token])) for token in new]
+            answer.scores = list(zip(texts, chosen.tolist(), strict=True))
+    note(new, done=True)
 
 
 class Host(Protocol):
@@ -298,8 +312,18 @@ class _Shape:
     def whole(self, answer: Answer, prompt: int) -> dict[str, Any]:
         """The complete answer."""
         said = {"message": {"role": "assistant", "content": answer.text}} if self._chat else {"text": answer.text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": answer.finish}
+        choice = {"index": 0, **said, "logprobs": self._scores(answer), "finish_reason": answer.finish}
         return self._of([choice], part=False, usage=_usage(answer, prompt))
+
+    def _scores(self, answer: Answer) -> dict[str, Any] | None:
+        if answer.scores is None:
+            return None
+        if self._chat:
+            return {"content": [{"token": token, "logprob": score, "bytes": [*token.encode()], "top_logprobs": []}
+                                for token, score in answer.scores]}  # fmt: skip
+        tokens, scores = [token for token, _ in answer.scores], [score for _, score in answer.scores]
+        offsets = [*accumulate(map(len, tokens), initial=0)][:-1]
+        return {"tokens": tokens, "token_logprobs": scores, "top_logprobs": None, "text_offset": offsets}
 
     def first(self) -> dict[str, Any]:
         """The first part, which has no text."""
