@@ -31,7 +31,7 @@ from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
-from toolkit.metrics.generation import ANSWERS, scores_of_answers
+from toolkit.metrics.generation import ANSWERS, quality_of_answers, scores_of_answers
 from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_quality, likelihood_scores
 from toolkit.modalities import seq2seq, text
 from toolkit.tasks import blocks, chat, conversations, generation
@@ -110,6 +110,12 @@ class LanguageModelingOptions:
         """Format of a new model's tokenizer."""
         style = text.DECODER if self.objective == "causal" else text.ENCODER
         return replace(style, extra_tokens=chat.control_tokens(self.chat_template or ""))
+
+
+def _answers(records: Iterable[Record]) -> tuple[list[str], list[str]]:
+    """Returns the generated answers of records, and the given ones."""
+    pairs = [(record["prediction"], conversations.answer_of(record) or "") for record in records]
+    return [one for one, _ in pairs], [other for _, other in pairs]
 
 
 def _column(data_format: str, help: str, label: bool = False) -> Column:
@@ -350,8 +356,10 @@ class LanguageModeling(Task):
         return super().has(name) and own.get(name, True)
 
     def generated_scores(self, records: Iterable[Record]) -> dict[str, float]:
-        pairs = [(record["prediction"], conversations.answer_of(record) or "") for record in records]
-        return scores_of_answers([one for one, _ in pairs], [other for _, other in pairs])
+        return scores_of_answers(*_answers(records))
+
+    def generated_quality(self, records: Iterable[Record]) -> Quality:
+        return quality_of_answers(*_answers(records))
 
     def prompt_ids(self, prompt: Any, processor: Processor) -> tuple[list[int], generation.Generating]:
         checked = conversations.checked_prompt(prompt, "messages" if self.chats else "text")

@@ -25,8 +25,8 @@ FAST = ("stage1:reviews", "stage2:reviews", "stage3:reviews", "stage1:reviews<-s
 SLOW = (
     *(f"stage3:{run}" for run in ("qa", "translation", "language_modeling", "masked", "image", "lora", "recompute")),
     *(f"stage3:{run}" for run in ("few", "trainer-reviews", "trainer-translation", "freeze", "fused", "momentum")),
-    *(f"stage3:{run}" for run in ("decay", "budget")),
-    *(f"stage2:{run}" for run in ("masked", "few", "budget")),
+    *(f"stage3:{run}" for run in ("decay", "budget", "packed", "preference", "window")),
+    *(f"stage2:{run}" for run in ("masked", "few", "budget", "preference")),
     *(f"stage1:{run}" for run in ("qa", "trainer-reviews", "freeze", "momentum", "budget")),
     *(f"stage{n}-offload:reviews" for n in (1, 2, 3)),
 )

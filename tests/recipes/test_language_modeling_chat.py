@@ -53,7 +53,7 @@ def loss_by_hand(folder, talk) -> tuple[float, int]:
 
 
 def test_the_loss_is_that_of_the_answers_alone(finished):
-    expected = [loss_by_hand(finished, talk) for talk in talks("validation", 5)]
+    expected = [loss_by_hand(finished, talk) for talk in talks("validation", 12)]
     records = predictions(finished)
     assert [record["num_tokens"] for record in records] == [count for _, count in expected]
     for record, (loss, count) in zip(records, expected, strict=True):
@@ -172,10 +172,11 @@ def test_adapters_train_on_chat_data(tmp_path):
 
 def test_answers_are_generated_and_scored_in_each_evaluation(tmp_path):
     run = tmp_path / "run"
-    train(CHAT, run, *FEW, "eval.generate=true", "eval.generate_rows=3", "eval.eval_on_start=true")
+    settings = ("eval.generate=true", "eval.generate_rows=10", "eval.eval_on_start=true", "data.max_eval_samples=12")
+    train(CHAT, run, *FEW, *settings)
     answered, before = ([json.loads(line) for line in (run / f"{name}.jsonl").read_text().splitlines()]
                         for name in ("answers", "answers_start"))  # fmt: skip
-    assert [len(answered), len(before)] == [3, 3]
+    assert [len(answered), len(before)] == [10, 10]
     expected = toolkit.load(run).predict([{"messages": row["messages"][:-1]} for row in answered])
     assert [row["prediction"] for row in answered] == [row["prediction"] for row in expected]
     result = json.loads((run / "run.json").read_text())["result"]
@@ -183,6 +184,8 @@ def test_answers_are_generated_and_scored_in_each_evaluation(tmp_path):
     scores = scores_of_answers([row["prediction"] for row in answered], given)
     assert {name: result[f"eval_{name}"] for name in scores} == pytest.approx(scores)
     assert "start_answer_chrf" in result
+    for name, value in scores.items():
+        assert result[f"eval_{name}_low"] <= value <= result[f"eval_{name}_high"]
     page = (run / "report.md").read_text()
     assert "| prompt | given | before training | after training |" in page
     found = toolkit.load(run).evaluate([{"messages": talk} for talk in talks("validation", 5)])

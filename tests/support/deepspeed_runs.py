@@ -24,6 +24,9 @@ OWN = {
     "decay": ("reviews", *ADAMW, "train.layerwise_lr_decay=0.9", "train.weight_decay=0.1"),
     "budget": ("reviews", *SGD, "train.max_tokens_per_batch=150"),
     "freeze": ("reviews", *SGD, "model.freeze=backbone"),
+    "packed": ("language_modeling/smoke_chat", *SGD, "train.unpadded=packed"),
+    "preference": ("preference/smoke", *SGD, "eval.eval_on_start=false"),
+    "window": ("embeddings/smoke", *SGD),
     "trainer-reviews": (*RUNS["reviews"], "engine=trainer"),
     "trainer-translation": (*RUNS["translation"], "engine=trainer"),
 }

@@ -83,6 +83,8 @@ class Difference:
     gradient: float
     flat: bool
     """Whether a linear layer of the second model saw tokens only."""
+    shared: bool
+    """Whether one saw fewer rows than the batch has."""
 
 
 def build(kind: str, head: str, **settings: Any) -> nn.Module:
@@ -166,18 +168,18 @@ def difference(padded: nn.Module, unpadded: nn.Module, inputs: dict[str, Tensor]
     total = torch.stack([grad.norm() for grad in wanted.values()]).norm()
     gradient = [(wanted[n] - found[n]).norm() / torch.maximum(wanted[n].norm(), 1e-3 * total) for n in wanted]
     output = (expected - got).norm() / expected.norm()
-    return Difference(
-        float(output), float(torch.stack(gradient).max()), any(rows == 1 and tokens > 1 for rows, tokens in shapes)
-    )
+    flat = any(rows == 1 and tokens > 1 for rows, tokens in shapes)
+    shared = any(1 < rows < len(LENGTHS) for rows, _ in shapes)
+    return Difference(float(output), float(torch.stack(gradient).max()), flat, shared)
 
 
-def copies(kind: str, head: str, **settings: Any) -> tuple[nn.Module, nn.Module]:
-    """Returns a padded model, and the same one without padding."""
+def copies(kind: str, head: str, packed: bool = False, **settings: Any) -> tuple[nn.Module, nn.Module]:
+    """Returns a padded model, and the same one without padding, or with rows that share one (`packed`)."""
     from toolkit.models.unpadded.layers import install
 
     padded = build(kind, head, **settings)
     unpadded = copy.deepcopy(padded)
-    install(unpadded)  # type: ignore[arg-type]
+    install(unpadded, packed=packed)  # type: ignore[arg-type]
     return padded, unpadded
 
 

@@ -94,15 +94,15 @@ class Run:
     strategy: Strategy
     best: Score
     trackers: Trackers
-    resolved: Mapping[str, bool | int] = field(default_factory=dict)
+    resolved: Mapping[str, bool | int | str] = field(default_factory=dict)
     attempt: Attempt = FIRST_ATTEMPT
     record: Callable[[Run], None] = lambda run: None
     system: SystemWatch = field(default_factory=SystemWatch)
 
     @property
     def unpadded(self) -> bool:
-        """Whether the model is trained on rows without padding."""
-        return bool(self.resolved.get("train.unpadded", False))
+        """Whether the model's layers are trained on rows without padding, each by itself."""
+        return self.resolved.get("train.unpadded", False) is True
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def padding_problems(case: Case) -> list[str]:
     if multiple is not None:
         virtual = peft.num_virtual_tokens if peft.method == "prompt_tuning" else 0
         return shape_problems(_config(case), case.task.options, multiple, virtual)
-    return families.problems(case.cfg, _config(case)) if case.cfg.train.unpadded is True else []
+    return families.problems(case.cfg, _config(case)) if case.cfg.train.unpadded in (True, families.PACKED) else []
 
 
 def tensor_problems(case: Case) -> list[str]:

@@ -141,10 +141,11 @@ class TrainConfig:
     auto_batch_size: bool = False
     """After an out-of-memory error, split each micro-batch into smaller parts from then on, on all processes. The rows
     and the gradient of a step do not change. Evaluation has its own batch size."""
-    unpadded: Literal["auto"] | bool = "auto"
+    unpadded: Literal["auto", "packed"] | bool = "auto"
     """Compute layers on the tokens of a batch only, without its padding. Results stay the same, but dropout draws other
     random numbers. `auto` turns it on where the model is covered (docs/unpadded.md) and its rows have different
-    lengths; on a GPU, only if attention of all rows is computed in one call. It also applies to evaluation."""
+    lengths; on a GPU, only if attention of all rows is computed in one call. `packed` is for causal models that cannot:
+    short rows of a batch share one, without attention between them. It also applies to evaluation."""
     pad_to_multiple_of: Positive | None = None
     """Pad training batches of text to a multiple of this many tokens instead of to their longest row, so that they have
     few different shapes, for instance 64 with `torch_compile`. Results stay the same up to rounding."""

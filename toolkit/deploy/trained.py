@@ -36,7 +36,7 @@ from toolkit.models.chunked import chunk_head, is_chosen
 from toolkit.models.load import build_model, load_model_config, with_generation
 from toolkit.models.origin import require_same_model
 from toolkit.models.parts import head_at_labels
-from toolkit.models.unpadded.families import choose
+from toolkit.models.unpadded.families import PACKED, choose
 from toolkit.models.unpadded.layers import install
 from toolkit.recipe import load_settings, load_task_type, recipe_names
 from toolkit.report.facts import require_intact_model
@@ -334,8 +334,8 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
     network = with_generation(network, task.generation_fields(network, processor))
     if adapted:
         network = load_adapters(network, saved)
-    if choose(cfg, config, accelerator.device):
-        install(network, always=cfg.train.max_tokens_per_batch is not None)
+    if unpadded := choose(cfg, config, accelerator.device):
+        install(network, always=cfg.train.max_tokens_per_batch is not None, packed=unpadded == PACKED)
     head_at_labels(network)
     if is_chosen(cfg, config):
         chunk_head(network)

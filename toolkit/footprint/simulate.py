@@ -240,7 +240,7 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
             cfg.model, name_or_path=None, from_config={"model_type": config.model_type}, attn_implementation=attention
         )
         model = build_model(new, config, auto_model, cfg.seed)
-        if not subject.fused_attention and choose(cfg, config, subject.device):
+        if not subject.fused_attention and choose(cfg, config, subject.device) is True:
             install(model)
         if cfg.model.peft.method != "none":
             with movable_fakes():

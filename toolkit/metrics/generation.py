@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from toolkit.metrics.intervals import Interval, bootstrap
+from toolkit.metrics.intervals import Interval, bootstrap, wilson
 from toolkit.metrics.score import Quality, Score
 
 if TYPE_CHECKING:
@@ -24,14 +24,33 @@ ANSWERS = tuple(Score(f"answer_{name}") for name in ("exact_match", "f1", "rouge
 
 def scores_of_answers(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Returns the scores `ANSWERS` of answers, each with one reference."""
+    rows = _each_answer(predictions, references)
+    means = [sum(values) / len(rows) for values in zip(*rows, strict=True)]
+    return dict(zip(_ANSWERS, [*means, translation_scores(predictions, references, "13a")["chrf"]], strict=True))
+
+
+def quality_of_answers(predictions: Sequence[str], references: Sequence[str]) -> Quality:
+    """Returns how far the scores of `scores_of_answers` can be trusted; the arguments are the same."""
+    rows, names = _each_answer(predictions, references), _ANSWERS[:-1]
+    means = bootstrap(rows, lambda sums: dict(zip(names, sums.T / len(rows), strict=True)))
+    if not means:
+        return Quality()
+    means[names[0]] = wilson(sum(row[0] for row in rows) / len(rows), len(rows))
+    chrf = translation_quality(predictions, references, "13a").intervals["chrf"]
+    return Quality({**means, _ANSWERS[-1]: chrf})
+
+
+_ANSWERS = [score.name for score in ANSWERS]
+
+
+def _each_answer(predictions: Sequence[str], references: Sequence[str]) -> list[tuple[float, ...]]:
+    """Returns the scores of each answer, in the order of `ANSWERS`, without chrF."""
     from toolkit.metrics.squad import f1
 
-    same = [one.strip() == other.strip() for one, other in zip(predictions, references, strict=True)]
-    words = [f1(one, [other]) for one, other in zip(predictions, references, strict=True)]
-    rouge = rouge_scores(predictions, references, "unicode")["rougeL"]
-    chrf = translation_scores(predictions, references, "13a")["chrf"]
-    values = (sum(same) / len(same), sum(words) / len(words), rouge, chrf)
-    return dict(zip((score.name for score in ANSWERS), values, strict=True))
+    rouge = [each[2] for each in _each(predictions, references, "unicode")]
+    texts = zip(predictions, references, strict=True)
+    return [(one.strip() == other.strip(), f1(one, [other]), last)
+            for (one, other), last in zip(texts, rouge, strict=True)]  # fmt: skip
 
 
 def translation_scores(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> dict[str, float]:

@@ -25,6 +25,7 @@ from toolkit.models.chunked import chunk_head
 from toolkit.models.fast_dropout import recomputing, use_fast_dropout
 from toolkit.models.load import attention, batch_dependence, build_empty, build_model
 from toolkit.models.parts import count_parameters, freeze, head_at_labels
+from toolkit.models.unpadded.families import PACKED
 from toolkit.models.unpadded.layers import install
 from toolkit.system.rank_order import local_main_first
 
@@ -56,7 +57,7 @@ def make_trainable(
     auto_model: str,
     accelerator: Accelerator,
     output_dir: Path,
-    resolved: Mapping[str, bool | int],
+    resolved: Mapping[str, bool | int | str],
 ) -> PreTrainedModel:
     """Removes padding, freezes parameters or adds adapters; sets up dropout, activation memory and compilation.
 
@@ -66,9 +67,10 @@ def make_trainable(
     Raises:
         ConfigError: if a setting does not fit the model.
     """
-    if resolved["train.unpadded"]:
+    if unpadded := resolved["train.unpadded"]:
         # Compressed activations differ between both ways to compute a row.
-        install(model, always=cfg.train.max_tokens_per_batch is not None or cfg.train.activation_compression != "none")
+        always = cfg.train.max_tokens_per_batch is not None or cfg.train.activation_compression != "none"
+        install(model, always, packed=unpadded == PACKED)
     if cfg.model.peft.method != "none":
         if cfg.model.from_config is not None:
             # Adapters can only be loaded with their base model, so it is saved and later moved into the result.

@@ -84,7 +84,7 @@ class Circumstances:
     mesh: Mesh  # arrangement of the processes
 
 
-CHOICES: dict[str, Callable[[Circumstances], bool | int]] = {
+CHOICES: dict[str, Callable[[Circumstances], bool | int | str]] = {
     "train.unpadded": lambda given: families.choose(given.cfg, given.model_config, given.device),
     "train.chunked_loss": lambda given: chunked.is_chosen(given.cfg, given.model_config),
     "train.fast_dropout": lambda given: is_chosen(given.cfg.train, given.device),
@@ -93,7 +93,7 @@ CHOICES: dict[str, Callable[[Circumstances], bool | int]] = {
 """How each setting is decided, by its dotted key; a setting that is not `auto` is returned as it is."""
 
 
-def resolve(circumstances: Circumstances) -> Mapping[str, bool | int]:
+def resolve(circumstances: Circumstances) -> Mapping[str, bool | int | str]:
     """Returns the value of every setting that may be `auto`, by dotted key.
 
     Raises ConfigError if a setting asks for what the model, the task or the machine cannot do.

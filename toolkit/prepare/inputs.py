@@ -101,7 +101,7 @@ class Inputs:
     rows: CheckedRows  # the checked rows
     data: Prepared  # the preprocessed rows
     identity: Mapping[str, Any]  # settings and fingerprints that must not change on resume, by dotted key
-    resolved: Mapping[str, bool | int]  # what settings of `auto` became, by dotted key
+    resolved: Mapping[str, bool | int | str]  # what settings of `auto` became, by dotted key
 
 
 def read_inputs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,4 +168,7 @@ def prefix_of(name: str) -> str:
 
 def quality_of(task: Task, evaluation: Evaluation, data: EvalData) -> Quality:
     """Returns how far the scores of an evaluation can be trusted; call it on the main process."""
-    return task.quality(evaluation.records, evaluation.predictions, data)
+    found = task.quality(evaluation.records, evaluation.predictions, data)
+    if data.prompts is None:
+        return found
+    return replace(found, intervals={**found.intervals, **task.generated_quality(evaluation.generated).intervals})

@@ -55,6 +55,8 @@ CONFLICTS = {
     "data.train_file=null data.dataset_name=x data.stage_to=/dev/shm/x": "datasets of the Hub are in the cache, whose",
     "data.folds=3 data.fold=4": "there is no such fold; set data.fold to at most data.folds",
     "eval.eval_on_start=true data.validation_split=0": "there are no validation rows to evaluate",
+    "train.unpadded=packed parallel.pipeline=2": "the stages of a pipeline exchange batches of one shape",
+    "train.unpadded=packed train.torch_compile=true": "compiled code would be compiled again",
     "train.unpadded=true train.torch_compile=true": "compiled code would be compiled again for every number of tokens",
     "train.unpadded=true train.mixed_precision=fp8": "need multiples of 16",
     "train.unpadded=true parallel.pipeline=2": "the stages of a pipeline exchange batches of one shape",

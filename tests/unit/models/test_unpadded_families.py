@@ -10,7 +10,7 @@ from runs import ROOT
 from unpadded_families import CAUSAL, HEADS, IN_FLOAT32, batch, copies, difference, recompute
 
 from toolkit.models.unpadded import attention
-from toolkit.models.unpadded.families import EXACT, ISLANDS
+from toolkit.models.unpadded.families import EXACT, ISLANDS, POSITIONED
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning")  # WavLM's own
 EVERY = [(kind, head) for kind, heads in HEADS.items() for head in heads]
@@ -83,3 +83,28 @@ def test_and_with_recomputed_layers(kind, head):
     assert found.flat
     assert found.output <= 1e-12
     assert found.gradient <= bound(kind)
+
+
+@pytest.mark.fast(3)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", *sorted(POSITIONED - {"llama", "gemma2"})])
+def test_rows_that_share_one_compute_the_same(kind, attention):
+    only = {"gemma2": "eager", "vaultgemma": "eager", "gpt-sw3": "sdpa"}
+    if only.get(kind, attention) != attention:
+        pytest.skip(f"transformers has no {attention} attention for {kind}")
+    # In float64, transformers' eager attention has no finite result for padding outside of a window.
+    padded, packed = copies(kind, CAUSAL, packed=True, attn_implementation=attention, sliding_window=64)
+    found = difference(padded, packed, batch(CAUSAL) | {"use_cache": False})
+    assert found.shared
+    assert found.output <= 1e-12
+    partly = (*IN_FLOAT32, "gemma2", "vaultgemma", "ernie4_5_moe")  # the last one's router
+    assert found.gradient <= (1e-6 if kind in partly else 1e-12)
+
+
+def test_batches_that_have_no_rows_to_share_stay_as_they_are():
+    padded, packed = copies("llama", CAUSAL, packed=True)
+    found = difference(padded, packed, batch(CAUSAL, (20, 20, 20, 20, 20, 19)))
+    assert (found.shared, found.output) == (False, 0)
+    prompts = {name: value[:, :12] for name, value in batch(CAUSAL, (12, 12)).items()}
+    same = [model.eval().generate(**prompts, max_new_tokens=4, do_sample=False) for model in (padded, packed)]
+    assert same[0].equal(same[1])

@@ -97,6 +97,39 @@ def test_a_finished_run_predicts_without_padding(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        ("language_modeling/smoke_chat", "model.attn_implementation=eager"),
+        ("language_modeling/smoke_chat", "engine=trainer", "train.activation_checkpointing=full"),
+        pytest.param(("language_modeling", "task.packing=false", "model.peft.method=lora"), marks=pytest.mark.slow),
+        pytest.param(("preference/smoke", "train.max_tokens_per_batch=128"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_whose_rows_share_one_is_the_run_with_padding(settings, tmp_path):
+    recipe, *own = settings
+    for name in ("packed", "false"):
+        train(recipe, tmp_path / name, *SGD, *FEW, *own, f"train.unpadded={name}", double=True)
+    resolved = json.loads((tmp_path / "packed" / "run.json").read_text())["resolved"]
+    assert resolved["train.unpadded"] == "packed"
+    assert_close(lines(tmp_path / "packed"), lines(tmp_path / "false"), FLOAT64)
+    expected, found = weights(tmp_path / "false"), weights(tmp_path / "packed")
+    assert max(float((found[key] - value).abs().max()) for key, value in expected.items()) <= FLOAT64
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "message"),
+    [
+        ("reviews", "model.attn_implementation=eager", "models of type bert have not been compared with and without"),
+        ("language_modeling", "model.attn_implementation=flex_attention", "with flex_attention, attention would cross"),
+        ("language_modeling", "model.peft.method=prompt_tuning", "virtual tokens"),
+    ],
+)
+def test_rows_that_cannot_share_one_are_rejected(recipe, settings, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        train(recipe, tmp_path, *FEW, settings, "train.unpadded=packed")
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ("model.from_config={model_type: bloom, hidden_size: 16, n_layer: 1, n_head: 2}",

@@ -163,6 +163,7 @@ class DeepSpeed(Replicas):
         "DeepSpeed exchanges inside the backward pass and the update, in stage 3 also inside the forward pass, where "
         "that time counts."
     )
+    engine: Any = None  # before there is an optimizer, nothing is split
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Returns the model, which the engine splits once there is an optimizer.
@@ -223,7 +224,7 @@ class DeepSpeed(Replicas):
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
         """Yields the model; in stage 3 every rank must call it equally often, and `generate` waits for all ranks."""
-        splits = self.cfg.parallel.zero_stage == 3
+        splits = self.cfg.parallel.zero_stage == 3 and self.engine is not None
         with generating_together(self.model) if splits else nullcontext():
             yield self.model
         if splits:

@@ -111,7 +111,15 @@ def coverage(config: PreTrainedConfig, attn_implementation: str | None = None) -
     return Exact() if kind in EXACT else Islands()
 
 
-KEY = "train.unpadded"
+KEY, PACKED = "train.unpadded", "packed"
+POSITIONED = frozenset((
+    "apertus", "arcee", "bitnet", "cohere", "cohere2", "cwm", "diffllama", "ernie4_5", "ernie4_5_moe", "exaone4",
+    "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox", "granite",
+    "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "jais2", "llama", "ministral", "mistral", "mixtral",
+    "olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+    "seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma",
+))  # fmt: skip
+"""Decoders that take positions, from which transformers finds where a row begins; tested likewise."""
 _PADDED = tuple(
     Rule(when, (KEY, other), why, f"set {KEY} to auto")
     for when, other, why in (
@@ -130,11 +138,12 @@ _PADDED = tuple(
 """With which settings a run is padded."""
 
 
-def _if_asked_for(rule: Rule) -> Rule:
-    return replace(rule, when=lambda c: c.train.unpadded is True and rule.when(c))
+def _if_asked_for(rule: Rule, value: bool | str = True) -> Rule:
+    return replace(rule, when=lambda c: c.train.unpadded == value and rule.when(c))
 
 
-RULES = tuple(map(_if_asked_for, _PADDED))
+_UNSHARED = ("train.torch_compile", "parallel.pipeline")
+RULES = (*map(_if_asked_for, _PADDED), *(_if_asked_for(rule, PACKED) for rule in _PADDED if rule.keys[1] in _UNSHARED))
 """Part of `toolkit.checks.rules.RULES`."""
 DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout", "dropout_rate")
 """Fields with the dropout of attention weights."""
@@ -146,6 +155,8 @@ POSITION_BIASES = frozenset(("mt5", "t5", "umt5"))
 
 def problems(cfg: Config, config: PreTrainedConfig) -> list[str]:
     """Returns a full message if `train.unpadded` is true and the model needs padding, or nothing."""
+    if cfg.train.unpadded == PACKED:
+        return _packing_problems(cfg, config)
     if cfg.train.unpadded is not True:
         return []
     covered = coverage(config, cfg.model.attn_implementation)
@@ -156,13 +167,27 @@ def problems(cfg: Config, config: PreTrainedConfig) -> list[str]:
     return []
 
 
-def choose(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool:
-    """Decides whether a run computes without padding.
+def _packing_problems(cfg: Config, config: PreTrainedConfig) -> list[str]:
+    attention = cfg.model.attn_implementation or config._attn_implementation
+    why = None
+    if config.model_type not in POSITIONED or getattr(config, "auto_map", None):
+        why = f"models of type {config.model_type} have not been compared with and without shared rows"
+    elif attention not in (None, "sdpa", "eager"):
+        why = f"with {attention}, attention would cross the rows; set model.attn_implementation to sdpa or eager"
+    elif cfg.model.peft.method == "prompt_tuning":
+        why = "virtual tokens (model.peft.method) would have to precede each row"
+    return [f"{KEY}: received {PACKED!r}, but {why}"] if why else []
 
-    Raises ConfigError if `train.unpadded` is true and the model needs padding.
+
+def choose(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool | str:
+    """Decides whether a run computes without padding; with rows that share one, returns `PACKED`.
+
+    Raises ConfigError if `train.unpadded` asks for either, and the model needs padding.
     """
     if found := problems(cfg, config):
         raise ConfigError(found)
+    if cfg.train.unpadded == PACKED:
+        return PACKED
     if cfg.train.unpadded is not True:
         covered = coverage(config, cfg.model.attn_implementation)
         if cfg.train.unpadded is False or isinstance(covered, NothingToGain | Refused):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.models.unpadded.attention import attend
-from toolkit.models.unpadded.packing import Packing, Rows, packed_mask, packed_mask_where_it_pays
+from toolkit.models.unpadded.packing import Packing, Rows, packed_mask, packed_mask_where_it_pays, places
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -220,7 +220,44 @@ NAMES = ALWAYS, WHERE_IT_PAYS = "unpadded_sdpa", "unpadded_sdpa_where_it_pays"
 """Names of the attention among transformers'; a name with `sdpa` gets the checks of transformers for it."""
 
 
-def install(model: PreTrainedModel, always: bool = True) -> None:
+class _Packed(_Hooks):
+    """Hooks of a decoder: rows of a batch share one, where they fit behind each other.
+
+    Positions start anew at each row, by which transformers keeps attention within it (and within padding), whatever the
+    kernel.
+    """
+
+    def enter(self, model: nn.Module, arguments: tuple[Any, ...], keywords: Given) -> Arguments | None:
+        """Hook before the decoder: puts rows together; a batch with other inputs, or a cache, stays as it is."""
+        given = self._given(arguments, keywords)
+        ids: Any = given.get("input_ids")
+        mask: Any = given.get("attention_mask")
+        tensors = {name for name, value in given.items() if isinstance(value, Tensor)}
+        if tensors != {"input_ids", "attention_mask"} or given.get("past_key_values") is not None:
+            return None
+        rows = Rows.of(mask.bool()) if mask.dim() == 2 else None
+        starts, count = places(rows.lengths, rows.longest) if rows is not None else ([], 0)
+        if rows is None or count == len(rows.lengths):
+            return None
+        each = [torch.arange(length, device=ids.device) for length in rows.lengths]
+        where = torch.cat([place + start for place, start in zip(each, starts, strict=True)])
+        positions = torch.arange(rows.longest, device=ids.device).repeat(count)
+        positions = positions.index_copy(0, where, torch.cat(each)).view(count, -1)
+        together = ids.new_zeros(count * rows.longest).index_copy(0, where, rows.take(ids)[0]).view(count, -1)
+        setattr(positions, NOTE, (rows, where))
+        changes = {"input_ids": together, "attention_mask": None, "position_ids": positions, "use_cache": False}
+        return self._replaced(arguments, keywords, changes)
+
+    def leave(self, model: nn.Module, arguments: tuple[Any, ...], keywords: Given, output: Any) -> Any:
+        """Hook after the decoder: puts its states back into the batch."""
+        found = getattr(self._given(arguments, keywords).get("position_ids"), NOTE, None)
+        if found is None:
+            return output
+        rows, where = found
+        return with_states(output, lambda states: rows.put(states.flatten(0, 1).index_select(0, where)[None]))
+
+
+def install(model: PreTrainedModel, always: bool = True, packed: bool = False) -> None:
     """Installs the hooks and the attention on a model; the caller has checked that it is covered.
 
     Training, evaluation and recomputed activations run without padding; generation with a cache of keys, and batches
@@ -230,9 +267,16 @@ def install(model: PreTrainedModel, always: bool = True) -> None:
         model: the model.
         always: whether batches with so little padding that this takes longer run without it too. Batches of
             encoder-decoders always do, since both sides run in the same way.
+        packed: whether rows share one instead.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    if packed:
+        for decoder in _owners(model):
+            shared = _Packed(decoder)
+            decoder.register_forward_pre_hook(shared.enter, with_kwargs=True)
+            decoder.register_forward_hook(shared.leave, with_kwargs=True)
+        return
     for name, mask in ((ALWAYS, packed_mask), (WHERE_IT_PAYS, packed_mask_where_it_pays)):
         AttentionInterface.register(name, attend)
         AttentionMaskInterface.register(name, mask)

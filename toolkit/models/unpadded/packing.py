@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -86,6 +86,21 @@ class Rows:
         # Not the view of a flat copy: FSDP warns of modules that return views.
         row, place = self.where // shape[1], self.where % shape[1]
         return flat.new_zeros(shape).index_put((row, place), flat[0])
+
+
+def places(lengths: Sequence[int], size: int) -> tuple[list[int], int]:
+    """Puts rows behind each other into as few of `size` positions as fit, the longest first.
+
+    Returns where each begins among the positions of all, and the number of rows that are left.
+    """
+    begins, free = [0] * len(lengths), list[int]()
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        shared = next((i for i, left in enumerate(free) if left >= lengths[row]), len(free))
+        if shared == len(free):
+            free.append(size)
+        begins[row] = (shared + 1) * size - free[shared]
+        free[shared] -= lengths[row]
+    return begins, len(free)
 
 
 LONGEST_TOGETHER = 64
