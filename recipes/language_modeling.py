@@ -309,10 +309,13 @@ class LanguageModeling(Task):
         around = chat.margins(data.processor) if self.chats and ids is not None else ("", "")
 
         def records() -> Iterator[Record]:
+            if ids is not None:
+                for row, own in zip(data.rows, ids, strict=True):
+                    yield self._shown(row) | {"prediction": chat.decoded([own], data.processor, around)[0]}
+                return
             scored = blocks.scored_documents(sums, data.features, len(data.rows))
-            for i, (row, scores) in enumerate(zip(data.rows, scored, strict=True)):
-                answer = {} if ids is None else {"prediction": chat.decoded(ids[i : i + 1], data.processor, around)[0]}
-                yield self._shown(row) | answer | scores
+            for row, scores in zip(data.rows, scored, strict=True):
+                yield self._shown(row) | scores
 
         return LazyRecords(records)
 
@@ -340,8 +343,11 @@ class LanguageModeling(Task):
         return likelihood_quality(sums["loss"], sums["tokens"], sums["correct"])
 
     def describe(self, record: Record) -> Description:
-        known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"
-        predicted = record.get("prediction", f"{known} ({record['num_tokens']} tokens)")
+        if "prediction" in record:
+            predicted = str(record["prediction"])
+        else:
+            known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"
+            predicted = f"{known} ({record['num_tokens']} tokens)"
         if not self.answers:
             return Description(record["text"], predicted)
         return Description(
@@ -349,7 +355,7 @@ class LanguageModeling(Task):
         )
 
     def error(self, record: Record) -> tuple[float, ...] | None:
-        return None if record["loss"] is None else (record["loss"],)
+        return None if record.get("loss") is None else (record["loss"],)
 
     def has(self, name: str) -> bool:
         own = {"prompt_ids": self.causal, "generated_scores": self.answers}

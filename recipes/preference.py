@@ -144,6 +144,7 @@ class Preference(Task):
     modality = "text"
     best_metric = "reward_accuracy"
     error_name = "margin of rewards"
+    several_labels = True
     decoding = ("max_new_tokens", "generation")
 
     options: PreferenceOptions

@@ -53,7 +53,7 @@ def loss_by_hand(folder, talk) -> tuple[float, int]:
 
 
 def test_the_loss_is_that_of_the_answers_alone(finished):
-    expected = [loss_by_hand(finished, talk) for talk in talks("validation", 12)]
+    expected = [loss_by_hand(finished, talk) for talk in talks("validation", 5)]
     records = predictions(finished)
     assert [record["num_tokens"] for record in records] == [count for _, count in expected]
     for record, (loss, count) in zip(records, expected, strict=True):
@@ -188,7 +188,7 @@ def test_answers_are_generated_and_scored_in_each_evaluation(tmp_path):
         assert result[f"eval_{name}_low"] <= value <= result[f"eval_{name}_high"]
     page = (run / "report.md").read_text()
     assert "| prompt | given | before training | after training |" in page
-    found = toolkit.load(run).evaluate([{"messages": talk} for talk in talks("validation", 5)])
+    found = toolkit.load(run).evaluate([{"messages": talk} for talk in talks("validation", 12)])
     assert found["eval_answer_chrf"] == pytest.approx(scores["answer_chrf"])
     with pytest.raises(ConfigError, match=r"eval\.generate: received true"):
         train("language_modeling", tmp_path / "text", *FEW, "eval.generate=true")

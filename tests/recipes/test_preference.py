@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +216,26 @@ def test_init_asks_for_the_prompt_of_answers_without_one(tmp_path, capsys):
     file = write(tmp_path / "rows.jsonl", [{"chosen": row["chosen"], "rejected": row["rejected"]} for row in ROWS])
     assert run_command("init", file, "--output", tmp_path / "own.yaml") != 0
     assert "are answers without a column of prompts" in " ".join(capsys.readouterr().err.split())
+
+
+def test_labelled_answers_become_pairs(tmp_path, monkeypatch, capsys):
+    """recipes/data/preference/pair.py: the same pairs each time, and no warning about prompts with several."""
+    monkeypatch.syspath_prepend(str(ROOT / "recipes/data/preference"))
+    pair = import_module("pair").main
+    rows = [(f"q{n}", f"answer {n} {k}", int(k < 2)) for n in range(6) for k in range(5)] + [("alone", "x", 1)]
+    source, target = tmp_path / "rows.csv", tmp_path / "pairs.csv"
+    source.write_text("question,text,right\n" + "".join(f"{q},{text},{label}\n" for q, text, label in rows))
+    for _ in range(2):
+        pair([str(source), str(target), "--columns", "question,text,right", "--most", "2"])
+    with target.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    labels = {text: label for _, text, label in rows}
+    assert len(found) == 6 * 2 * 2
+    assert all((labels[row["chosen"]], labels[row["rejected"]]) == (1, 0) for row in found)
+    assert all(row["chosen"].split()[1] == row["prompt"][1:] == row["rejected"].split()[1] for row in found)
+    assert "24 pairs; 1 prompts without a right or a wrong answer" in capsys.readouterr().out
+    train("preference/smoke_reward", tmp_path / "run", f"data.train_file={target}", "data.validation_split=0.2",
+          "data.validation_file=null", "train.max_steps=1")  # fmt: skip
+    assert "another label" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="has no column 'prompt'"):
+        pair([str(source), str(target)])

@@ -92,6 +92,8 @@ class Task(ABC):
     training: for losses that compare both."""
     alike: Sequence[str] = ()
     """Two columns of texts that a model should not tell apart by their lengths; `toolkit doctor` compares these."""
+    several_labels: ClassVar[bool] = False
+    """Whether rows with equal inputs may have different labels, as several pairs of answers to a prompt."""
     reference: ClassVar[str] = ""
     """Key of a record's reference, beside `prediction`, for `eval.metrics`; empty if records have no answers."""
 

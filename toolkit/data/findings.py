@@ -119,7 +119,11 @@ def find(
         labels=labels,
         label_notes=notes,
         duplicates={table.source: found for table in tables.values() if (found := _duplicates(table)).number},
-        contradictory={table.source: found for table in tables.values() if (found := _contradictory(table)).number},
+        contradictory={
+            table.source: found
+            for table in tables.values()
+            if not task.several_labels and (found := _contradictory(table)).number
+        },
         shared={(a, b): found for a, b in pairs if (found := _shared(splits[a], splits[b])).number},
         groups={name: len(found) for name, found in grouped.items()} if tell_groups else {},
         shared_groups={

@@ -139,6 +139,7 @@ def build_page(
         gr.Markdown(f"# {escape(title)}")
         if columns.task.has("prompt_ids") and len(columns.example) == len(spoken) == 1:
             gr.ChatInterface(replying(gr, spoken[0], predict), api_name="chat", analytics_enabled=False)
+            gr.Markdown("## Whole conversations")
         with gr.Row():
             with gr.Column():
                 for field in fields.values():

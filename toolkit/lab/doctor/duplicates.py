@@ -282,7 +282,7 @@ def plain(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def equal_rows(parts: Sequence[Part]) -> Iterator[Finding]:
+def equal_rows(task: Task, parts: Sequence[Part]) -> Iterator[Finding]:
     """Yields the findings about equal rows within and across splits; of files, the content is compared."""
     repeated, contrary = [], []
     for part in parts:
@@ -291,7 +291,7 @@ def equal_rows(parts: Sequence[Part]) -> Iterator[Finding]:
         later = np.flatnonzero(same != np.arange(len(same))).tolist()
         repeated += [pair(part, row, part, int(same[row])) for row in later]
         first = first_like(keys.inputs)
-        others = np.flatnonzero(keys.labels != keys.labels[first]).tolist()
+        others = [] if task.several_labels else np.flatnonzero(keys.labels != keys.labels[first]).tolist()
         contrary += [pair(part, row, part, int(first[row])) for row in others]
     if repeated:
         rows = counted(len(repeated), "row")

@@ -70,7 +70,7 @@ def diagnose(request: Request, run: Path | None) -> Diagnosis:
     ]))  # fmt: skip
     findings = [
         *_bad_rows(subject),
-        *equal_rows(parts),
+        *equal_rows(task, parts),
         *equal_texts(task, parts),
         *near_rows(task, rows, prints),
         *shared_groups(parts, Beside.of(cfg.data, task).group),
