@@ -19,7 +19,7 @@ Answers = dict[str, tuple[list[str], list[str]]]
 
 
 def answers_of(file: Path, names: list[str]) -> Answers:
-    """Returns the wrong and the right answers of each prompt, each once; raises SystemExit for other columns or labels."""
+    """Returns the wrong and the right answers of each prompt once; raises SystemExit for other columns or labels."""
     found: Answers = defaultdict(lambda: ([], []))
     with file.open(encoding="utf-8", newline="") as rows:
         for number, row in enumerate(csv.DictReader(rows), start=1):
