@@ -105,8 +105,52 @@ def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: st
             adapted: PeftModel = get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError([f"model.peft: peft rejects this for {type(model).__name__}: {error}"]) from error
+    if settings.init_lora_weights != "default":
+        _start_principal(adapted, settings)
     _fix_statistics(adapted)
     return _without_virtual_logits(adapted)
+
+
+@torch.no_grad()
+def _start_principal(adapted: Any, settings: AdapterConfig) -> None:
+    """Moves the principal part of each frozen weight into its adapter, by peft's decompositions in float32.
+
+    The initial adapter stays in the layer, because the base model of a saved folder has the complete weights.
+    """
+    from peft.tuners.lora.layer import Linear, LoraLayer
+
+    kind = settings.init_lora_weights
+    for name, layer in adapted.base_model.model.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        base = layer.get_base_layer()
+        if type(layer) is not Linear or (kind == "olora" and layer.fan_in_fan_out) or settings.r > min(base.weight.shape):
+            why = f"{name} of {[*base.weight.shape]} is no linear layer that it knows with at least r={settings.r} rows"
+            raise ConfigError([f"model.peft.init_lora_weights: received {kind!r}, but {why} and columns"])
+        down, up, weight = layer.lora_A["default"].weight, layer.lora_B["default"].weight, base.weight.data
+        if not weight.is_meta:
+            base.weight.data = weight.to(torch.float32, copy=True)
+            layer.olora_init("default") if kind == "olora" else layer.pissa_init("default", kind)
+            down.data, up.data = down.data.to(weight.dtype), up.data.to(weight.dtype)
+            base.weight.data = weight - layer.get_delta_weight("default")
+        layer.initial_A = nn.Parameter(down.detach().clone(), requires_grad=False)
+        layer.initial_B = nn.Parameter(up.detach().clone(), requires_grad=False)
+
+
+def _of_complete_base(adapted: Any) -> tuple[dict[str, Any], Any]:
+    """Returns tensors and configuration of adapters to the base model as it was before `_start_principal`.
+
+    They have twice the rank and the same scale: the trained minus the initial ones.
+    """
+    state, config = adapted.state_dict(), copy.copy(adapted.peft_config["default"])
+    started = [name.removesuffix("initial_A") for name in state if name.endswith(".initial_A")]
+    for layer in started:
+        down, up = f"{layer}lora_A.default.weight", f"{layer}lora_B.default.weight"
+        state[down] = torch.cat([state[down], state[f"{layer}initial_A"]])
+        state[up] = torch.cat([state[up], -state[f"{layer}initial_B"]], dim=1)
+    if started:
+        config.r, config.lora_alpha = 2 * config.r, config.lora_alpha * (2**0.5 if config.use_rslora else 2)
+    return state, config
 
 
 def _fix_statistics(adapted: Any) -> None:
@@ -142,8 +186,11 @@ def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, fina
         name = str(final.absolute() / BASE)
     elif Path(name).is_dir():  # whatever folder it is loaded from
         name = str(Path(name).absolute())
-    adapted.peft_config["default"].base_model_name_or_path = name
-    adapted.save_pretrained(folder, save_embedding_layers=False)
+    state, config = _of_complete_base(adapted)
+    config.base_model_name_or_path = name
+    own, adapted.peft_config["default"] = adapted.peft_config["default"], config
+    adapted.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+    adapted.peft_config["default"] = own
     # The base model may have another head, so the task's labels are saved here. The weights are not quantized.
     config = copy.deepcopy(adapted.config)
     vars(config).pop("quantization_config", None)
