@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from toolkit.api.mesh import Mesh
@@ -24,6 +25,8 @@ _SCALARS = "state"
 """Key of the optimizer's non-tensor values in the header of its file."""
 MODEL, OPTIMIZER = "model", "optimizer"
 """Names of their tensors in a checkpoint."""
+PACKED = ".quant_state.bitsandbytes__"
+"""Part of the names of tensors with a text about 4-bit weights."""
 
 
 def model_group(tensors: Mapping[str, Tensor]) -> Group:
@@ -74,6 +77,8 @@ def load_model_into(
     with verified_tensors(checkpoint, MODEL, mesh) as saved:
         names = _own_names(saved.entries, own, outline)
         here = {own_name: saved.entries[name] for name, own_name in names.items() if own_name is not None}
+        packed = {name: torch.empty(here[name].shape, dtype=torch.uint8) for name in here if PACKED in name}
+        own |= packed
         if problems := _misfits(own, here):
             raise CheckpointError(
                 "\n    ".join([f"the weights in {checkpoint.path} do not match this model:", *problems])
@@ -82,6 +87,16 @@ def load_model_into(
         held = {name: own_parts(own[own_name]) for name, own_name in names.items() if own_name is not None}
         for name, box, part in saved.read({name: hull(parts) for name, parts in held.items()}):
             fill_part(own[str(names[name])], held[name], part, box)
+    for name, numbers in packed.items():
+        _set_offset(model, name, numbers)
+
+
+def _set_offset(model: nn.Module, name: str, packed: Tensor) -> None:
+    """Sets the offset of the scales of 4-bit weights, of which `state_dict` has a copy, as text."""
+    from bitsandbytes.utils import unpack_tensor_to_dict
+
+    weight: Any = model.get_submodule(name.rpartition(".weight.")[0]).weight
+    weight.quant_state.offset.fill_(unpack_tensor_to_dict(packed)["nested_offset"])
 
 
 def load_optimizer_into(

@@ -29,7 +29,7 @@ class AdapterConfig:
 
     method: Literal["none", "lora", "dora", "rslora", "ia3", "prompt_tuning", "qlora"] = "none"
     """Low-rank updates (`lora`; `dora` also trains their magnitude, `rslora` scales them by the square root of `r`,
-    `qlora` stores the frozen weights in 4 bits on a GPU), learned factors of activations (`ia3`), or virtual tokens
+    `qlora` stores the frozen weights in 4 bits), learned factors of activations (`ia3`), or virtual tokens
     before the text (`prompt_tuning`). A new head is trained and saved in full."""
     r: Positive = 8
     """Rank of the updates."""

@@ -49,8 +49,6 @@ def convert_to_model(
     """
     run = checkpoint.path.absolute().parents[1]
     cfg, task = read_settings(run, recipe, finished=False)
-    if cfg.model.peft.method == "qlora":
-        raise InputError("a qlora checkpoint cannot be converted: 4-bit weights are not part of it")
     cfg = replace(cfg, model=replace(cfg.model, trust_remote_code=trust_remote_code))
     modality, source = modalities.load(task.modality), CheckpointFolder(checkpoint.path).processor
     processor = modality.load_processor(str(source), cfg.model, task.options)
@@ -120,8 +118,6 @@ def require_mergeable(cfg: Config) -> None:
     reasons = {
         "none": "it trained the full model, which is in its folder model/",
         "prompt_tuning": "virtual tokens are inputs, not weights; load its folder model/ with peft",
-        "qlora": "4-bit weights cannot hold the sum, and others would change the outputs; load its folder "
-        "model/ with peft",
     }
     if why := reasons.get(cfg.model.peft.method):
         raise InputError(f"this run (model.peft.method={cfg.model.peft.method}) has nothing to merge: {why}.")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -47,8 +47,6 @@ def adapter_problems(model: ModelConfig) -> list[str]:
             f"model.peft.method: {method} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
             f"not installed; pip install 'finetune-toolkit[{extra}]'"
         ]
-    if method == "qlora" and not torch.cuda.is_available():
-        return ["model.peft.method: qlora needs a GPU for its 4-bit weights, and none is visible here; use lora"]
     return []
 
 
@@ -198,7 +196,11 @@ def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, fina
 
 
 def merged(adapted: Any) -> PreTrainedModel:
-    """Merges adapters into the base model's weights in place; returns the model without adapters."""
+    """Merges adapters into the base model's weights in place; returns the model without adapters.
+
+    4-bit weights are dequantized before, because they could not hold the sum.
+    """
+    from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
     # peft restores trained heads last, which fails for heads with several layers (under IA3).
@@ -206,8 +208,13 @@ def merged(adapted: Any) -> PreTrainedModel:
     for name, module in list(model.named_modules()):
         if isinstance(module, ModulesToSaveWrapper):
             model.set_submodule(name, module.modules_to_save["default"])
-    result: PreTrainedModel = adapted.merge_and_unload()
-    return result
+    if getattr(model, "hf_quantizer", None) is None:
+        return cast("PreTrainedModel", adapted.merge_and_unload())
+    model.dequantize()
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.get_base_layer().weight.data += module.get_delta_weight("default")
+    return cast("PreTrainedModel", adapted.unload())
 
 
 def base_of(folder: Path, key: str) -> str:

@@ -223,6 +223,9 @@ def build_model(
             loaded, info = load()
     except Exception as error:
         raise pretrained_error("model.name_or_path", name, error) from error
+    for module in loaded.modules():  # in evaluation on CPUs, bitsandbytes would round the scales of 4-bit weights
+        if getattr(module, "support_avx512bf16_for_cpu", False):
+            module.support_avx512bf16_for_cpu = False
     _reject_lost_weights(loaded, info, name)
     _keep_labels(loaded, model, files)
     if auto_model == "AutoModelForSequenceClassification" and getattr(config, "classifier_pooling", "cls") != "mean":
