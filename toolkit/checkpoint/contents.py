@@ -26,7 +26,7 @@ _SCALARS = "state"
 MODEL, OPTIMIZER = "model", "optimizer"
 """Names of their tensors in a checkpoint."""
 PACKED = ".quant_state.bitsandbytes__"
-"""Part of the names of tensors with a text about 4-bit weights."""
+"""Part of the names of copies of facts about 4-bit weights, among them the offset of their scales, as text."""
 
 
 def model_group(tensors: Mapping[str, Tensor]) -> Group:
@@ -88,15 +88,10 @@ def load_model_into(
         for name, box, part in saved.read({name: hull(parts) for name, parts in held.items()}):
             fill_part(own[str(names[name])], held[name], part, box)
     for name, numbers in packed.items():
-        _set_offset(model, name, numbers)
+        from bitsandbytes.utils import unpack_tensor_to_dict
 
-
-def _set_offset(model: nn.Module, name: str, packed: Tensor) -> None:
-    """Sets the offset of the scales of 4-bit weights, of which `state_dict` has a copy, as text."""
-    from bitsandbytes.utils import unpack_tensor_to_dict
-
-    weight: Any = model.get_submodule(name.rpartition(".weight.")[0]).weight
-    weight.quant_state.offset.fill_(unpack_tensor_to_dict(packed)["nested_offset"])
+        weight: Any = model.get_submodule(name.partition(PACKED)[0].rpartition(".")[0]).weight
+        weight.quant_state.offset.fill_(unpack_tensor_to_dict(numbers)["nested_offset"])
 
 
 def load_optimizer_into(

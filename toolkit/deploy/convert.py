@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -14,8 +15,8 @@ from toolkit import modalities
 from toolkit.api.run import Checkpoint
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError, RunError
-from toolkit.base.files import disk_problem
-from toolkit.base.run_folder import CheckpointFolder
+from toolkit.base.files import disk_problem, read_json
+from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.checkpoint.contents import load_model_into, load_optimizer_into, load_tensors
 from toolkit.checkpoint.manifest import FileEntry, read_manifest, tensor_names
 from toolkit.checkpoint.store import new_checkpoint
@@ -24,14 +25,15 @@ from toolkit.checkpoint.writing import copy_tensors
 from toolkit.config.paths import source_of_finished
 from toolkit.config.sections import Config
 from toolkit.deploy.trained import read_settings
-from toolkit.models.adapters import add_adapters, merged
+from toolkit.models.adapters import add_adapters, base_of, combine, merged
 from toolkit.models.load import build_model, load_model_config, with_generation
-from toolkit.models.origin import require_same_model
+from toolkit.models.origin import origin, require_same_model
 from toolkit.models.parts import freeze, freeze_modules
 from toolkit.models.save import write_further, write_model
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
 from toolkit.prepare.processor import configure_model
+from toolkit.report.facts import require_intact_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,6 +123,42 @@ def require_mergeable(cfg: Config) -> None:
     }
     if why := reasons.get(cfg.model.peft.method):
         raise InputError(f"this run (model.peft.method={cfg.model.peft.method}) has nothing to merge: {why}.")
+
+
+class Combination(NamedTuple):
+    """Further runs, whose adapters are added to those of a run."""
+
+    runs: Sequence[Path]  # their folders
+    weights: Sequence[float]  # factors of the updates, that of the first run first
+    kind: str  # peft's `combination_type`
+    density: float  # fraction of the values that are kept by the kinds that prune
+
+
+def add_runs(run: TrainedRun, folder: Path, others: Combination) -> None:
+    """Adds the adapters of further runs to those of an open run, which is in a folder.
+
+    Raises InputError if they have no low-rank updates that can be added, or another base model, task or labels.
+    """
+    wanted = _kin(folder, run.cfg, run.task)
+    for other in others.runs:
+        require_intact_model(other)
+        found = _kin(other, *read_settings(other, type(run.task)))
+        if names := [name for name in wanted if wanted[name] != found[name]]:
+            raise InputError(f"--with: {other} has not the {' and '.join(names)} of {folder}")
+    torch.manual_seed(run.cfg.seed)
+    try:
+        combine(run.bare_model, [RunFolder(other).model for other in others.runs], *others[1:])
+    except ValueError as error:
+        raise InputError(f"--with: peft cannot combine these adapters: {error}") from error
+
+
+def _kin(folder: Path, cfg: Config, task: Task) -> dict[str, Any]:
+    """Returns what runs must share to be combined."""
+    if cfg.model.peft.method not in ("lora", "rslora"):
+        raise InputError(f"--with: {folder} (model.peft.method={cfg.model.peft.method}) is no run of lora or rslora")
+    base = base_of(RunFolder(folder).model, str(folder))
+    files = origin(replace(cfg.model, name_or_path=base)) or base
+    return {"base model": files, "task": read_json(RunFolder(folder).facts)["recipe"], "labels": task.state}
 
 
 def write_merged(run: TrainedRun, folder: Path) -> PreTrainedModel:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -170,10 +170,41 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
     """
     from peft import PeftModel
 
-    if read_json(folder / FILE).get("megatron_config"):
-        raise InputError(f"{folder / FILE}: megatron_config names code to import, which is not supported; remove it")
+    _reject_code(folder)
     with _without_deprecation_warning():
         return _without_virtual_logits(PeftModel.from_pretrained(model, folder))
+
+
+def _reject_code(folder: Path) -> None:
+    if read_json(folder / FILE).get("megatron_config"):
+        raise InputError(f"{folder / FILE}: megatron_config names code to import, which is not supported; remove it")
+
+
+@torch.no_grad()
+def combine(adapted: Any, folders: Sequence[Path], weights: Sequence[float], kind: str, density: float) -> None:
+    """Adds the updates of peft folders to a model's, times their weights, its own first; averages the heads likewise.
+
+    `kind` and `density` are arguments of peft's `add_weighted_adapter`, whose ValueError it raises.
+    """
+    from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    names = ["default", *map(str, range(len(folders)))]
+    for name, folder in zip(names[1:], folders, strict=True):
+        _reject_code(folder)
+        adapted.load_adapter(folder, name)
+    for module in adapted.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            heads = [module.modules_to_save[name].parameters() for name in names]
+            for values in zip(*heads, strict=True):
+                values[0].copy_(sum(weight * each for weight, each in zip(weights, values, strict=True)) / sum(weights))
+            for name in names[1:]:
+                del module.modules_to_save[name]
+    adapted.base_model.add_weighted_adapter(names, [*weights], "sum", combination_type=kind, density=density)
+    for module in adapted.modules():
+        if isinstance(module, LoraLayer):
+            module.scaling["sum"] = 1.0  # the weights contain it; peft scales again under rslora
+            module.set_adapter("sum")
 
 
 def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, final: Path) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from toolkit.data.batching.batches import evaluation_loader
 from toolkit.data.loading import check_rows
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import apply_policy, load_table
-from toolkit.deploy.convert import reloaded, require_mergeable, write_merged
+from toolkit.deploy.convert import Combination, add_runs, reloaded, require_mergeable, write_merged
 from toolkit.deploy.export.archive import own_card, private_paths, shorten_paths
 from toolkit.deploy.export.formats import FORMATS, MODEL, TOLERANCE, Format, Written, write_pair
 from toolkit.deploy.export.graph import example_of, examples_of_pair
@@ -88,6 +88,7 @@ class Request:
     data: str | None = None  # labelled rows to compare on; None for the run's own validation rows
     trust_remote_code: bool = False  # whether Python code in the model's folder may run
     overrides: Sequence[str] = ()  # how answers are made
+    combination: Combination | None = None  # further runs, whose adapters are added
 
 
 def export_folder(request: Request) -> None:
@@ -117,7 +118,7 @@ def export_folder(request: Request) -> None:
     rows = labelled_rows(cfg, task, request.run_folder, request.data, request.max_rows)
     try:
         with written_folder(request.output) as folder, _plain_model(request, cfg, task) as plain:
-            run = _opened(request.run_folder, cfg, task)
+            run = _opened(request, cfg, task)
             data = run.preprocessed(rows, labelled=True)
             written = _merged(run, plain, folder) if chosen is None else _graph(run, plain, folder, chosen, data)
             tolerance = TOLERANCE if chosen is None else chosen.tolerance
@@ -132,7 +133,8 @@ def export_folder(request: Request) -> None:
     except OSError as error:
         where = disk_problem(error, request.output.parent) or error
         raise RunError(f"cannot write {request.output.absolute()}: {where}") from error
-    _add_to_own_card(request, parity)
+    if request.combination is None:
+        _add_to_own_card(request, parity)
     print_table(Table(["", "run", request.format], parity.lines()))
     allowed = "" if parity.allowed is None else f" (at most {parity.allowed:.1e} is allowed)"
     say(f"largest difference of an output on {parity.rows} rows: {parity.difference:.1e}{allowed}")
@@ -158,11 +160,14 @@ def _template(task: Task) -> str | None:
     return name if (TEMPLATES / f"{name}{SUFFIX}").is_file() else None
 
 
-def _opened(folder: Path, cfg: Config, task: Task) -> TrainedRun:
-    """Opens a run on the CPU."""
+def _opened(request: Request, cfg: Config, task: Task) -> TrainedRun:
+    """Opens the run on the CPU."""
     with own_process_state():
         os.environ["ACCELERATE_USE_CPU"] = "true"  # restored with the state
-        return open_run(folder, cfg, task, build_accelerator(cfg))
+        run = open_run(request.run_folder, cfg, task, build_accelerator(cfg))
+    if request.combination is not None:
+        add_runs(run, request.run_folder, request.combination)
+    return run
 
 
 @contextmanager
@@ -172,7 +177,7 @@ def _plain_model(request: Request, cfg: Config, task: Task) -> Iterator[Path]:
         yield RunFolder(request.run_folder).model
         return
     with TemporaryDirectory(prefix=f".{request.output.name}.", dir=request.output.absolute().parent) as temporary:
-        write_merged(_opened(request.run_folder, cfg, task), Path(temporary))
+        write_merged(_opened(request, cfg, task), Path(temporary))
         yield Path(temporary)
 
 
@@ -225,10 +230,13 @@ def _write_script(run: TrainedRun, template: str, folder: Path, chosen: Format, 
 
 def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path, usage: str | None) -> None:
     """Writes `parity.json` and the model card."""
-    changed = {"overrides": [*request.overrides]} if request.overrides else {}
-    write_json(folder / PARITY, parity.as_json() | changed)
+    changed: dict[str, Any] = {"overrides": [*request.overrides]} if request.overrides else {}
     name, config = request.run_folder.absolute().name, run.bare_model.config
     scores, facts = scores_of(own_card(request.run_folder)), read_json(RunFolder(request.run_folder).facts)
+    if (many := request.combination) is not None:
+        changed["combined"] = {**many._asdict(), "runs": (runs := [each.absolute().name for each in many.runs])}
+        scores = f"Not evaluated: the adapters of {' and '.join([name, *runs])} were combined ({many.kind})."
+    write_json(folder / PARITY, parity.as_json() | changed)
     card = model_card(Card(name, run.cfg, run.task, config, facts, scores, adapted=False, usage=usage))
     write_text(folder / CARD, with_section(card, f"Export: {request.format}", parity.markdown()))
 
