@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit.base.console import quiet_libraries
 from toolkit.base.errors import InputError
@@ -16,7 +16,6 @@ from toolkit.commands.options import Command
 from toolkit.system.launcher import require_no_launcher
 
 if TYPE_CHECKING:
-    from toolkit.deploy.convert import Combination
     from toolkit.deploy.search import Corpus
     from toolkit.deploy.trained import TrainedRun
 
@@ -65,16 +64,14 @@ def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
     return output
 
 
-def _write_folder(
-    arguments: argparse.Namespace, name: str, output: Path, most: int, others: Combination | None = None
-) -> None:
+def _write_folder(arguments: argparse.Namespace, name: str, output: Path, most: int, *further: Any) -> None:
     """Writes a folder with the model in a format, and says how close it is to the run on `most` rows."""
     from toolkit.deploy.export.folder import Request, export_folder
 
     quiet_libraries()
     folder, remote = expanded(arguments.run), arguments.trust_remote_code
     changes = getattr(arguments, "overrides", ())
-    export_folder(Request(folder, name, output, most, arguments.recipe, arguments.data, remote, changes, others))
+    export_folder(Request(folder, name, output, most, arguments.recipe, arguments.data, remote, changes, *further))
 
 
 SERVE_PORT = 8000
@@ -143,7 +140,6 @@ def run_push(arguments: argparse.Namespace) -> None:
 
 
 COMBINATION_TYPES = ("cat", "linear", "svd", "ties", "dare_linear", "dare_ties", "magnitude_prune")
-"""Ways in which peft combines adapters. Only `cat` is the sum of the updates."""
 MERGE_MOST = 32
 """Most rows to compare on, all of which both models compute on the CPU."""
 
@@ -152,9 +148,10 @@ def add_merge(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the output folder, and the rows to compare on."""
     options.add(parser, "run")
     options.add_output(parser, "RUN/merged", folder=True)
-    further = "further runs of lora or rslora on the same base model, whose updates are added"
+    further = "runs of lora or rslora on the same base model, whose updates are added"
     parser.add_argument("--with", nargs="+", default=[], metavar="RUN", dest="others", help=further)
-    factors, number = "factors of the updates, RUN's first (default: equal, with sum 1)", options.number_where(bool, "but 0")
+    factors = "factors of the updates, RUN's first (default: equal, with sum 1)"
+    number = options.number_where(bool, "other than 0")
     parser.add_argument("--weights", nargs="+", type=number, metavar="W", help=factors)
     kinds = f"how peft combines them: {', '.join(COMBINATION_TYPES)} (default: cat, the only exact sum)"
     kind = options.one_of(*COMBINATION_TYPES)
@@ -175,15 +172,13 @@ def run_merge(arguments: argparse.Namespace) -> None:
     folder = expanded(arguments.run)
     read_settings(folder, arguments.recipe)  # a wrong run is said before the folder that would be in it
     output = output_folder(arguments.output or RunFolder(folder).merged, make=False)
-    others, count = None, 1 + len(arguments.others)
-    if arguments.others or arguments.weights:
-        from toolkit.deploy.convert import Combination
-
-        weights = arguments.weights or [1 / count] * count
-        if len(weights) != count or not sum(weights):
-            raise InputError(f"--weights: received {weights}, expected {count} with a sum other than 0, RUN's first")
-        others = Combination([*map(expanded, arguments.others)], weights, arguments.combination_type, arguments.density)
-    _write_folder(arguments, "merged", output, arguments.parity_rows or MERGE_MOST, others)
+    others, combined = tuple(map(expanded, arguments.others)), dict[str, Any]()
+    if others or arguments.weights:
+        weights = arguments.weights or [1 / (1 + len(others))] * (1 + len(others))
+        if len(weights) != 1 + len(others) or not sum(weights):
+            raise InputError(f"--weights: received {weights}, expected one for each run, with a sum other than 0")
+        combined = {"weights": weights, "combination_type": arguments.combination_type, "density": arguments.density}
+    _write_folder(arguments, "merged", output, arguments.parity_rows or MERGE_MOST, others, combined)
 
 
 DEMO_PORT = 7860

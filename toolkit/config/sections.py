@@ -42,6 +42,9 @@ class AdapterConfig:
     while the rest is frozen, by its singular values (`pissa`; `pissa_niter_16` approximates them with 16 iterations,
     much faster for large layers) or its QR decomposition (`olora`). The saved adapters have rank `2 * r`, so that they
     fit the unchanged base model."""
+    trainable_token_indices: list[Annotated[int, Field(ge=0)]] = field(default_factory=list)
+    """Ids of tokens whose embeddings, and rows of the output layer, are trained as well: of tokens that the pretrained
+    model has not learned (`lora`, `dora`, `rslora`, `qlora`)."""
     target_modules: Literal["auto"] | Annotated[list[str], Field(min_length=1)] = "auto"
     """Layers to adapt, by the ends of their names. `auto` adapts every linear layer of attention and MLP (for `ia3`,
     the layers that peft lists for the architecture, if it does)."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -125,40 +125,27 @@ def require_mergeable(cfg: Config) -> None:
         raise InputError(f"this run (model.peft.method={cfg.model.peft.method}) has nothing to merge: {why}.")
 
 
-class Combination(NamedTuple):
-    """Further runs, whose adapters are added to those of a run."""
-
-    runs: Sequence[Path]  # their folders
-    weights: Sequence[float]  # factors of the updates, that of the first run first
-    kind: str  # peft's `combination_type`
-    density: float  # fraction of the values that are kept by the kinds that prune
-
-
-def add_runs(run: TrainedRun, folder: Path, others: Combination) -> None:
-    """Adds the adapters of further runs to those of an open run, which is in a folder.
+def add_runs(run: TrainedRun, folder: Path, others: Sequence[Path], how: Mapping[str, Any]) -> None:
+    """Adds the adapters of other runs to those of an open run, which is in a folder; `how` are arguments of `combine`.
 
     Raises InputError if they have no low-rank updates that can be added, or another base model, task or labels.
     """
-    wanted = _kin(folder, run.cfg, run.task)
-    for other in others.runs:
-        require_intact_model(other)
-        found = _kin(other, *read_settings(other, type(run.task)))
-        if names := [name for name in wanted if wanted[name] != found[name]]:
-            raise InputError(f"--with: {other} has not the {' and '.join(names)} of {folder}")
+    shared = dict[Path, dict[str, Any]]()
+    for each in (folder, *others):
+        cfg, task = read_settings(each, type(run.task))
+        require_intact_model(each)
+        if cfg.model.peft.method not in ("lora", "rslora") or cfg.model.peft.trainable_token_indices:
+            raise InputError(f"--with: {each} (model.peft.method={cfg.model.peft.method}) has not only updates of lora")
+        base = base_of(RunFolder(each).model, str(each))
+        files = origin(replace(cfg.model, name_or_path=base)) or base
+        shared[each] = {"base model": files, "task": read_json(RunFolder(each).facts)["recipe"], "labels": task.state}
+        if names := [name for name, value in shared[folder].items() if shared[each][name] != value]:
+            raise InputError(f"--with: {each} has not the {' and '.join(names)} of {folder}")
     torch.manual_seed(run.cfg.seed)
     try:
-        combine(run.bare_model, [RunFolder(other).model for other in others.runs], *others[1:])
+        combine(run.bare_model, [RunFolder(each).model for each in others], **how)
     except ValueError as error:
         raise InputError(f"--with: peft cannot combine these adapters: {error}") from error
-
-
-def _kin(folder: Path, cfg: Config, task: Task) -> dict[str, Any]:
-    """Returns what runs must share to be combined."""
-    if cfg.model.peft.method not in ("lora", "rslora"):
-        raise InputError(f"--with: {folder} (model.peft.method={cfg.model.peft.method}) is no run of lora or rslora")
-    base = base_of(RunFolder(folder).model, str(folder))
-    files = origin(replace(cfg.model, name_or_path=base)) or base
-    return {"base model": files, "task": read_json(RunFolder(folder).facts)["recipe"], "labels": task.state}
 
 
 def write_merged(run: TrainedRun, folder: Path) -> PreTrainedModel:

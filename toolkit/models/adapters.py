@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from toolkit.base.console import warn
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import read_json
 from toolkit.config.sections import AdapterConfig, ModelConfig
@@ -104,51 +105,34 @@ def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: st
     except ValueError as error:
         raise ConfigError([f"model.peft: peft rejects this for {type(model).__name__}: {error}"]) from error
     if settings.init_lora_weights != "default":
-        _start_principal(adapted, settings)
+        _start_principal(adapted, settings.init_lora_weights)
     _fix_statistics(adapted)
     return _without_virtual_logits(adapted)
 
 
 @torch.no_grad()
-def _start_principal(adapted: Any, settings: AdapterConfig) -> None:
+def _start_principal(adapted: Any, kind: str) -> None:
     """Moves the principal part of each frozen weight into its adapter, by peft's decompositions in float32.
 
-    The initial adapter stays in the layer, because the base model of a saved folder has the complete weights.
+    Layers keep the initial adapter: a saved folder is relative to the complete weights (see `save_adapters`).
     """
     from peft.tuners.lora.layer import Linear, LoraLayer
 
-    kind = settings.init_lora_weights
-    for name, layer in adapted.base_model.model.named_modules():
+    for name, layer in list(adapted.base_model.model.named_modules()):
         if not isinstance(layer, LoraLayer):
             continue
-        base = layer.get_base_layer()
-        if type(layer) is not Linear or (kind == "olora" and layer.fan_in_fan_out) or settings.r > min(base.weight.shape):
-            why = f"{name} of {[*base.weight.shape]} is no linear layer that it knows with at least r={settings.r} rows"
-            raise ConfigError([f"model.peft.init_lora_weights: received {kind!r}, but {why} and columns"])
-        down, up, weight = layer.lora_A["default"].weight, layer.lora_B["default"].weight, base.weight.data
-        if not weight.is_meta:
-            base.weight.data = weight.to(torch.float32, copy=True)
-            layer.olora_init("default") if kind == "olora" else layer.pissa_init("default", kind)
-            down.data, up.data = down.data.to(weight.dtype), up.data.to(weight.dtype)
-            base.weight.data = weight - layer.get_delta_weight("default")
-        layer.initial_A = nn.Parameter(down.detach().clone(), requires_grad=False)
-        layer.initial_B = nn.Parameter(up.detach().clone(), requires_grad=False)
-
-
-def _of_complete_base(adapted: Any) -> tuple[dict[str, Any], Any]:
-    """Returns tensors and configuration of adapters to the base model as it was before `_start_principal`.
-
-    They have twice the rank and the same scale: the trained minus the initial ones.
-    """
-    state, config = adapted.state_dict(), copy.copy(adapted.peft_config["default"])
-    started = [name.removesuffix("initial_A") for name in state if name.endswith(".initial_A")]
-    for layer in started:
-        down, up = f"{layer}lora_A.default.weight", f"{layer}lora_B.default.weight"
-        state[down] = torch.cat([state[down], state[f"{layer}initial_A"]])
-        state[up] = torch.cat([state[up], -state[f"{layer}initial_B"]], dim=1)
-    if started:
-        config.r, config.lora_alpha = 2 * config.r, config.lora_alpha * (2**0.5 if config.use_rslora else 2)
-    return state, config
+        base, rank = layer.get_base_layer(), layer.r["default"]
+        weight = base.weight.data
+        if type(layer) is not Linear or rank > min(weight.shape) or (kind == "olora" and layer.fan_in_fan_out):
+            why = f"{name} is no linear layer in the usual layout with at least {rank} rows and columns"
+            raise ConfigError([f"model.peft.init_lora_weights: received {kind!r}, but {why}"])
+        base.weight.data = weight.to(torch.float32, copy=True)
+        layer.olora_init("default") if kind == "olora" else layer.pissa_init("default", kind)
+        parts = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        for part in parts:
+            part.data = part.data.to(weight.dtype)
+        base.weight.data = weight - layer.get_delta_weight("default")
+        layer.initial = nn.ParameterList(nn.Parameter(part.clone(), requires_grad=False) for part in parts)
 
 
 def _fix_statistics(adapted: Any) -> None:
@@ -163,36 +147,33 @@ def _in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
     return nn.Module.train(module, False)
 
 
-def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
-    """Loads the adapters in a peft folder into their base model, as a `peft.PeftModel`.
+def load_adapters(model: Any, folder: Path, name: str = "default") -> Any:
+    """Loads the adapters in a peft folder into their base model, or by another `name` into a `peft.PeftModel` of it.
 
     Raises InputError if they name code, which peft would import.
     """
     from peft import PeftModel
 
-    _reject_code(folder)
+    if read_json(folder / FILE).get("megatron_config"):
+        raise InputError(f"{folder / FILE}: megatron_config names code to import, which is not supported; remove it")
     with _without_deprecation_warning():
+        if name != "default":
+            return model.load_adapter(folder, name)
         return _without_virtual_logits(PeftModel.from_pretrained(model, folder))
 
 
-def _reject_code(folder: Path) -> None:
-    if read_json(folder / FILE).get("megatron_config"):
-        raise InputError(f"{folder / FILE}: megatron_config names code to import, which is not supported; remove it")
-
-
 @torch.no_grad()
-def combine(adapted: Any, folders: Sequence[Path], weights: Sequence[float], kind: str, density: float) -> None:
+def combine(adapted: Any, folders: Sequence[Path], weights: Sequence[float], **how: Any) -> None:
     """Adds the updates of peft folders to a model's, times their weights, its own first; averages the heads likewise.
 
-    `kind` and `density` are arguments of peft's `add_weighted_adapter`, whose ValueError it raises.
+    `how` are arguments of peft's `add_weighted_adapter`, whose ValueError it raises.
     """
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
     names = ["default", *map(str, range(len(folders)))]
     for name, folder in zip(names[1:], folders, strict=True):
-        _reject_code(folder)
-        adapted.load_adapter(folder, name)
+        load_adapters(adapted, folder, name)
     for module in adapted.modules():
         if isinstance(module, ModulesToSaveWrapper):
             heads = [module.modules_to_save[name].parameters() for name in names]
@@ -200,7 +181,7 @@ def combine(adapted: Any, folders: Sequence[Path], weights: Sequence[float], kin
                 values[0].copy_(sum(weight * each for weight, each in zip(weights, values, strict=True)) / sum(weights))
             for name in names[1:]:
                 del module.modules_to_save[name]
-    adapted.base_model.add_weighted_adapter(names, [*weights], "sum", combination_type=kind, density=density)
+    adapted.base_model.add_weighted_adapter(names, [*weights], "sum", **how)
     for module in adapted.modules():
         if isinstance(module, LoraLayer):
             module.scaling["sum"] = 1.0  # the weights contain it; peft scales again under rslora
@@ -208,16 +189,25 @@ def combine(adapted: Any, folders: Sequence[Path], weights: Sequence[float], kin
 
 
 def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, final: Path) -> None:
-    """Writes a peft folder, which will be at `final`; a new base model (without a `name`) moves into it from `base`."""
+    """Writes a peft folder, which will be at `final`; a new base model (without a `name`) moves into it from `base`.
+
+    Adapters that started as the principal part of the weights are saved with their initial ones, subtracted.
+    """
     if name is None:
         folder.mkdir(parents=True, exist_ok=True)
         base.rename(folder / BASE)
         name = str(final.absolute() / BASE)
     elif Path(name).is_dir():  # whatever folder it is loaded from
         name = str(Path(name).absolute())
-    state, config = _of_complete_base(adapted)
-    config.base_model_name_or_path = name
-    own, adapted.peft_config["default"] = adapted.peft_config["default"], config
+    state, own = adapted.state_dict(), adapted.peft_config["default"]
+    saved = adapted.peft_config["default"] = copy.copy(own)
+    saved.base_model_name_or_path = name
+    if started := [key.removesuffix("initial.0") for key in state if key.endswith(".initial.0")]:
+        saved.r, saved.lora_alpha = 2 * own.r, own.lora_alpha * (2**0.5 if own.use_rslora else 2)  # the same scale
+    for layer in started:
+        down, up = f"{layer}lora_A.default.weight", f"{layer}lora_B.default.weight"
+        state[down] = torch.cat([state[down], state[f"{layer}initial.0"]])
+        state[up] = torch.cat([state[up], -state[f"{layer}initial.1"]], dim=1)
     adapted.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
     adapted.peft_config["default"] = own
     # The base model may have another head, so the task's labels are saved here. The weights are not quantized.
@@ -264,12 +254,42 @@ def base_of(folder: Path, key: str) -> str:
 def _low_rank(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]) -> Any:
     from peft import LoraConfig
 
-    targets = _targets(model, settings)
+    targets, head = _targets(model, settings), model.get_output_embeddings()
+    tied = head is not None and head.weight is model.get_input_embeddings().weight
+    for name, module in model.named_modules() if tied else ():
+        if module in (head, model.get_input_embeddings()) and f".{name}".endswith(tuple(f".{end}" for end in targets)):
+            why = f"{name} shares its weight, into which updates of one layer cannot be merged"
+            raise ConfigError([f"model.peft.target_modules: {why}; set model.peft.trainable_token_indices instead"])
     return LoraConfig(
         r=settings.r, lora_alpha=settings.lora_alpha, lora_dropout=settings.lora_dropout, target_modules=targets,
         use_dora=settings.method == "dora", use_rslora=settings.method == "rslora",
-        fan_in_fan_out=_transposed(model, targets), **shared,
+        fan_in_fan_out=_transposed(model, targets), trainable_token_indices=_token_rows(model, settings), **shared,
     )  # fmt: skip
+
+
+def _token_rows(model: PreTrainedModel, settings: AdapterConfig) -> dict[str, list[int]] | None:
+    """Returns the rows to train of embeddings and output layer; tied ones share them."""
+    if not (ids := settings.trainable_token_indices):
+        return None
+    read, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if max(ids) >= len(read.weight):
+        raise ConfigError([f"model.peft.trainable_token_indices: received {ids}, but there are {len(read.weight)} tokens"])
+    own = (read,) if getattr(head, "weight", read.weight) is read.weight else (read, head)
+    return {name: ids for name, module in model.named_modules() if module in own}
+
+
+def warn_of_untrained(model: Any, processor: Any, trained: Sequence[int]) -> None:
+    """Warns of tokens of the chat template that stay as tokens are added: with the mean of all embeddings, or zeros."""
+    template, known = str(getattr(processor, "chat_template", None)), getattr(processor, "get_added_vocab", dict)()
+    ids = sorted(number for token, number in known.items() if token in template and number not in trained)
+    if not ids or (rows := model.get_input_embeddings().weight.detach()).is_meta:
+        return
+    mean, own = rows.mean(0), rows[ids]
+    near = torch.minimum((own - mean).norm(dim=-1), own.norm(dim=-1)) < (rows[:4096] - mean).norm(dim=-1).median() / 100
+    if new := [number for number, is_near in zip(ids, near.tolist(), strict=True) if is_near]:
+        names = ", ".join(processor.convert_ids_to_tokens(new))
+        warn(f"the model has not learned {names} of the chat template, and adapters leave embeddings as they are; set "
+             f"model.peft.trainable_token_indices={new} to train them")  # fmt: skip
 
 
 def _ia3(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]) -> Any:

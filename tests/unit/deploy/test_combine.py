@@ -50,7 +50,7 @@ def double_weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_cat_is_the_sum_of_the_weighted_updates_in_float64(folders):
     base, own = base_model().state_dict(), [double_weights(folder) for folder in folders]
     combined = load_adapters(base_model(), folders[0]).double()
-    combine(combined, folders[1:], WEIGHTS, "cat", 0.5)
+    combine(combined, folders[1:], WEIGHTS, combination_type="cat", density=0.5)
     inputs = {"input_ids": torch.arange(20)[None] % 37}
     with torch.no_grad():
         before = combined.eval()(**inputs).logits
@@ -67,16 +67,26 @@ def test_cat_is_the_sum_of_the_weighted_updates_in_float64(folders):
         torch.testing.assert_close(model(**inputs).logits, before, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["linear", "ties", "dare_linear", "dare_ties", "magnitude_prune", "svd"])
-def test_other_kinds_are_those_of_peft(kind, folders):
-    shutil.copytree(folders[0], folders[1], dirs_exist_ok=True)  # most kinds need equal ranks
+def of_equal_ranks(folders: list[Path], kind: str) -> dict[str, torch.Tensor]:
+    shutil.copytree(folders[0], folders[1], dirs_exist_ok=True)
     combined = load_adapters(base_model(), folders[0]).double()
-    combine(combined, folders[1:2], (0.5, 0.5), kind, 1.0)
-    expected = double_weights(folders[0])  # of the same, nothing is lost
-    for name, value in merged(combined).state_dict().items():
-        if kind not in ("linear", "svd"):
-            continue
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-5)
+    combine(combined, folders[1:2], (0.5, 0.5), combination_type=kind, density=0.5)
+    return merged(combined).state_dict()
+
+
+def test_linear_is_no_sum_and_svd_is_one_if_the_rank_is_enough(folders):
+    base, own = base_model().state_dict(), double_weights(folders[0])
+    for kind, factor in (("linear", 2), ("svd", 1)):  # of an adapter and itself; linear adds both factors' halves
+        for name, value in of_equal_ranks(folders, kind).items():
+            times = 1 if name == "score.weight" else factor
+            torch.testing.assert_close(value, base[name] + times * (own[name] - base[name]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["ties", "dare_linear", "dare_ties", "magnitude_prune"])
+def test_kinds_that_prune_are_finite_and_change_the_weights(kind, folders):
+    base, found = base_model().state_dict(), of_equal_ranks(folders, kind)
+    assert all(value.isfinite().all() for value in found.values())
+    assert sum(not torch.equal(value, base[name]) for name, value in found.items()) == 15
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +104,9 @@ def test_runs_are_merged_and_compared(runs, tmp_path, capsys):
     assert run_command(*command, "--weights", "0.25", "0.75") == 0
     assert "largest difference of an output on" in capsys.readouterr().out
     combined = json.loads((tmp_path / "out" / "parity.json").read_text())["combined"]
-    assert combined == {"runs": ["second"], "weights": [0.25, 0.75], "kind": "cat", "density": 0.5}
-    assert "adapters of first and second were combined (cat)" in (tmp_path / "out" / "README.md").read_text()
+    how = {"weights": [0.25, 0.75], "combination_type": "cat", "density": 0.5}
+    assert combined == {"runs": ["first", "second"], **how}
+    assert "Not evaluated: made of first, second." in (tmp_path / "out" / "README.md").read_text()
     assert "Export: merged" not in (runs / "first/model/README.md").read_text()
     for name in ("first", "second"):
         assert run_command("merge", runs / name, "--output", tmp_path / name) == 0
@@ -109,9 +120,9 @@ def test_runs_are_merged_and_compared(runs, tmp_path, capsys):
     ("words", "message"),
     [
         (("first", "--with", "other_base"), "other_base has not the base model of"),
-        (("first", "--with", "full"), "is no run of lora or rslora"),
-        (("first", "--with", "second", "--weights", "1"), "received [1.0], expected 2 with a sum other than 0"),
-        (("first", "--with", "second", "--weights", "1", "-1"), "expected 2 with a sum other than 0"),
+        (("first", "--with", "full"), "(model.peft.method=none) has not only updates of lora"),
+        (("first", "--with", "second", "--weights", "1"), "received [1.0], expected one for each run"),
+        (("first", "--with", "second", "--weights", "1", "-1"), "expected one for each run, with a sum other than 0"),
         (("first", "--with", "second", "--combination-type", "mean"), "received mean, expected cat or linear"),
         (("first", "--with", "nowhere"), "nowhere"),
     ],
@@ -124,9 +135,7 @@ def test_what_cannot_be_combined_is_rejected(runs, tmp_path, capsys, monkeypatch
 
 
 def test_runs_with_other_labels_are_rejected(runs, tmp_path, capsys):
-    shutil.copytree(runs / "second", tmp_path / "copy")
-    facts = json.loads((tmp_path / "copy/run.json").read_text())
-    facts["task_state"]["labels"] = facts["task_state"]["labels"][::-1]
-    (tmp_path / "copy/run.json").write_text(json.dumps(facts))
-    assert run_command("merge", runs / "first", "--with", tmp_path / "copy", "--output", tmp_path / "out") == 2
-    assert "has not the labels of" in capsys.readouterr().err
+    settings = ("model.peft.method=lora", "task.label_map={positive: good}", "train.max_steps=1")
+    train("reviews", tmp_path / "run", *FEW, *settings)
+    assert run_command("merge", runs / "first", "--with", tmp_path / "run", "--output", tmp_path / "out") == 2
+    assert "labels of" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from toolkit.optim.presets import PRESETS
 
 _LOW_RANK = ("lora", "dora", "rslora", "qlora")
 _ADAPTER_SETTINGS = {
-    **dict.fromkeys(("r", "lora_alpha", "lora_dropout"), _LOW_RANK),
+    **dict.fromkeys(("r", "lora_alpha", "lora_dropout", "trainable_token_indices"), _LOW_RANK),
     "target_modules": (*_LOW_RANK, "ia3"),
     "init_lora_weights": ("lora", "rslora"),
     "num_virtual_tokens": ("prompt_tuning",),

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from toolkit.data.batching.batches import evaluation_loader
 from toolkit.data.loading import check_rows
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import apply_policy, load_table
-from toolkit.deploy.convert import Combination, add_runs, reloaded, require_mergeable, write_merged
+from toolkit.deploy.convert import add_runs, reloaded, require_mergeable, write_merged
 from toolkit.deploy.export.archive import own_card, private_paths, shorten_paths
 from toolkit.deploy.export.formats import FORMATS, MODEL, TOLERANCE, Format, Written, write_pair
 from toolkit.deploy.export.graph import example_of, examples_of_pair
@@ -88,7 +88,8 @@ class Request:
     data: str | None = None  # labelled rows to compare on; None for the run's own validation rows
     trust_remote_code: bool = False  # whether Python code in the model's folder may run
     overrides: Sequence[str] = ()  # how answers are made
-    combination: Combination | None = None  # further runs, whose adapters are added
+    others: Sequence[Path] = ()  # further runs, whose adapters are added
+    combined: Mapping[str, Any] = field(default_factory=dict)  # arguments of `combine`
 
 
 def export_folder(request: Request) -> None:
@@ -133,7 +134,7 @@ def export_folder(request: Request) -> None:
     except OSError as error:
         where = disk_problem(error, request.output.parent) or error
         raise RunError(f"cannot write {request.output.absolute()}: {where}") from error
-    if request.combination is None:
+    if not request.combined:
         _add_to_own_card(request, parity)
     print_table(Table(["", "run", request.format], parity.lines()))
     allowed = "" if parity.allowed is None else f" (at most {parity.allowed:.1e} is allowed)"
@@ -165,8 +166,8 @@ def _opened(request: Request, cfg: Config, task: Task) -> TrainedRun:
     with own_process_state():
         os.environ["ACCELERATE_USE_CPU"] = "true"  # restored with the state
         run = open_run(request.run_folder, cfg, task, build_accelerator(cfg))
-    if request.combination is not None:
-        add_runs(run, request.run_folder, request.combination)
+    if request.combined:
+        add_runs(run, request.run_folder, request.others, request.combined)
     return run
 
 
@@ -233,9 +234,9 @@ def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path, u
     changed: dict[str, Any] = {"overrides": [*request.overrides]} if request.overrides else {}
     name, config = request.run_folder.absolute().name, run.bare_model.config
     scores, facts = scores_of(own_card(request.run_folder)), read_json(RunFolder(request.run_folder).facts)
-    if (many := request.combination) is not None:
-        changed["combined"] = {**many._asdict(), "runs": (runs := [each.absolute().name for each in many.runs])}
-        scores = f"Not evaluated: the adapters of {' and '.join([name, *runs])} were combined ({many.kind})."
+    if request.combined:
+        runs = [each.absolute().name for each in (request.run_folder, *request.others)]
+        changed["combined"], scores = {"runs": runs, **request.combined}, f"Not evaluated: made of {', '.join(runs)}."
     write_json(folder / PARITY, parity.as_json() | changed)
     card = model_card(Card(name, run.cfg, run.task, config, facts, scores, adapted=False, usage=usage))
     write_text(folder / CARD, with_section(card, f"Export: {request.format}", parity.markdown()))
