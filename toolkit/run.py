@@ -225,6 +225,5 @@ def _trainable_model(
     model = with_generation(model, task.generation_fields(model, inputs.processor))
     freeze_modules(model, task.unread)
     model = in_float64(model) if float64 else model
-    if cfg.model.peft.method != "none":
-        warn_of_untrained(model, inputs.processor, cfg.model.peft.trainable_token_indices)
+    warn_of_untrained(model, inputs.processor, cfg.model.peft)
     return make_trainable(model, cfg, inputs.auto_model, accelerator, output_dir, inputs.resolved)

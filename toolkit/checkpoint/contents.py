@@ -25,8 +25,7 @@ _SCALARS = "state"
 """Key of the optimizer's non-tensor values in the header of its file."""
 MODEL, OPTIMIZER = "model", "optimizer"
 """Names of their tensors in a checkpoint."""
-PACKED = ".quant_state.bitsandbytes__"
-"""Part of the names of copies of facts about 4-bit weights, among them the offset of their scales, as text."""
+TEXT = ".weight.quant_state.bitsandbytes__"  # of 4-bit weights; among it the offset of their scales
 
 
 def model_group(tensors: Mapping[str, Tensor]) -> Group:
@@ -77,7 +76,7 @@ def load_model_into(
     with verified_tensors(checkpoint, MODEL, mesh) as saved:
         names = _own_names(saved.entries, own, outline)
         here = {own_name: saved.entries[name] for name, own_name in names.items() if own_name is not None}
-        packed = {name: torch.empty(here[name].shape, dtype=torch.uint8) for name in here if PACKED in name}
+        packed = {name: torch.empty(here[name].shape, dtype=torch.uint8) for name in here if TEXT in name}
         own |= packed
         if problems := _misfits(own, here):
             raise CheckpointError(
@@ -87,11 +86,11 @@ def load_model_into(
         held = {name: own_parts(own[own_name]) for name, own_name in names.items() if own_name is not None}
         for name, box, part in saved.read({name: hull(parts) for name, parts in held.items()}):
             fill_part(own[str(names[name])], held[name], part, box)
-    for name, numbers in packed.items():
+    for name, text in packed.items():
         from bitsandbytes.utils import unpack_tensor_to_dict
 
-        weight: Any = model.get_submodule(name.partition(PACKED)[0].rpartition(".")[0]).weight
-        weight.quant_state.offset.fill_(unpack_tensor_to_dict(numbers)["nested_offset"])
+        weight: Any = model.get_submodule(name.partition(TEXT)[0]).weight
+        weight.quant_state.offset.fill_(unpack_tensor_to_dict(text)["nested_offset"])
 
 
 def load_optimizer_into(

@@ -139,7 +139,7 @@ def run_push(arguments: argparse.Namespace) -> None:
     push_run(expanded(arguments.run), arguments.repo, arguments.private)
 
 
-COMBINATION_TYPES = ("cat", "linear", "svd", "ties", "dare_linear", "dare_ties", "magnitude_prune")
+ADDITIONS = ("cat", "linear", "svd", "ties", "dare_linear", "dare_ties", "magnitude_prune")
 MERGE_MOST = 32
 """Most rows to compare on, all of which both models compute on the CPU."""
 
@@ -148,15 +148,13 @@ def add_merge(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the output folder, and the rows to compare on."""
     options.add(parser, "run")
     options.add_output(parser, "RUN/merged", folder=True)
-    further = "runs of lora or rslora on the same base model, whose updates are added"
+    further = "further runs of lora or rslora on the same base model, whose updates are added"
     parser.add_argument("--with", nargs="+", default=[], metavar="RUN", dest="others", help=further)
-    factors = "factors of the updates, RUN's first (default: equal, with sum 1)"
-    number = options.number_where(bool, "other than 0")
+    factors, number = "factors of the updates, RUN's first (default: equal, sum 1)", options.number_where(bool, "not 0")
     parser.add_argument("--weights", nargs="+", type=number, metavar="W", help=factors)
-    kinds = f"how peft combines them: {', '.join(COMBINATION_TYPES)} (default: cat, the only exact sum)"
-    kind = options.one_of(*COMBINATION_TYPES)
+    kinds, kind = f"{', '.join(ADDITIONS)}, as in peft (default: cat, the exact sum)", options.one_of(*ADDITIONS)
     parser.add_argument("--combination-type", type=kind, default="cat", metavar="TYPE", help=kinds)
-    share = "fraction of the values that the types other than cat, linear and svd keep (default: 0.5)"
+    share = "fraction of the values that the types with ties, dare or prune keep (default: 0.5)"
     parser.add_argument("--density", type=options.fraction, default=0.5, metavar="D", help=share)
     options.add(parser, "--data", default_text="the run's own rows; labelled, to compare the merged model with the run")
     options.add(parser, "--parity-rows", default_text=str(MERGE_MOST))
@@ -172,13 +170,13 @@ def run_merge(arguments: argparse.Namespace) -> None:
     folder = expanded(arguments.run)
     read_settings(folder, arguments.recipe)  # a wrong run is said before the folder that would be in it
     output = output_folder(arguments.output or RunFolder(folder).merged, make=False)
-    others, combined = tuple(map(expanded, arguments.others)), dict[str, Any]()
-    if others or arguments.weights:
-        weights = arguments.weights or [1 / (1 + len(others))] * (1 + len(others))
-        if len(weights) != 1 + len(others) or not sum(weights):
-            raise InputError(f"--weights: received {weights}, expected one for each run, with a sum other than 0")
-        combined = {"weights": weights, "combination_type": arguments.combination_type, "density": arguments.density}
-    _write_folder(arguments, "merged", output, arguments.parity_rows or MERGE_MOST, others, combined)
+    others = [*map(expanded, arguments.others)]
+    weights = arguments.weights or [1 / (1 + len(others))] * (1 + len(others))
+    if len(weights) != 1 + len(others) or not sum(weights):
+        raise InputError(f"--weights: received {weights}, expected one for each run, with a sum other than 0")
+    combined = {"weights": weights, "combination_type": arguments.combination_type, "density": arguments.density}
+    most = arguments.parity_rows or MERGE_MOST
+    _write_folder(arguments, "merged", output, most, others, combined if others or arguments.weights else {})
 
 
 DEMO_PORT = 7860

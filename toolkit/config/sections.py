@@ -38,13 +38,11 @@ class AdapterConfig:
     lora_dropout: Fraction = 0.0
     """Dropout on the input of the updates."""
     init_lora_weights: Annotated[str, Field(pattern=r"^(default|pissa(_niter_[1-9]\d*)?|olora)$")] = "default"
-    """Initial updates (`lora`, `rslora`): none (`default`), or the principal part of each weight, which is then trained
-    while the rest is frozen, by its singular values (`pissa`; `pissa_niter_16` approximates them with 16 iterations,
-    much faster for large layers) or its QR decomposition (`olora`). The saved adapters have rank `2 * r`, so that they
-    fit the unchanged base model."""
+    """Initial updates (`lora`, `rslora`): none, or the principal part of each weight, the rest of which is frozen, by
+    singular values (`pissa`; `pissa_niter_16` approximates them, much faster for large layers) or QR decomposition
+    (`olora`). Adapters are saved with rank `2 * r`, relative to the unchanged weights."""
     trainable_token_indices: list[Annotated[int, Field(ge=0)]] = field(default_factory=list)
-    """Ids of tokens whose embeddings, and rows of the output layer, are trained as well: of tokens that the pretrained
-    model has not learned (`lora`, `dora`, `rslora`, `qlora`)."""
+    """Tokens, by id, whose embeddings and rows of the output layer are trained (low-rank methods): new ones."""
     target_modules: Literal["auto"] | Annotated[list[str], Field(min_length=1)] = "auto"
     """Layers to adapt, by the ends of their names. `auto` adapts every linear layer of attention and MLP (for `ia3`,
     the layers that peft lists for the architecture, if it does)."""

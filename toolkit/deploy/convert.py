@@ -126,9 +126,9 @@ def require_mergeable(cfg: Config) -> None:
 
 
 def add_runs(run: TrainedRun, folder: Path, others: Sequence[Path], how: Mapping[str, Any]) -> None:
-    """Adds the adapters of other runs to those of an open run, which is in a folder; `how` are arguments of `combine`.
+    """Adds the adapters of other runs to those of a run in a folder; `how` are arguments of `combine`.
 
-    Raises InputError if they have no low-rank updates that can be added, or another base model, task or labels.
+    Raises InputError if one has no updates of lora, or another base model, task or labels.
     """
     shared = dict[Path, dict[str, Any]]()
     for each in (folder, *others):
@@ -136,16 +136,13 @@ def add_runs(run: TrainedRun, folder: Path, others: Sequence[Path], how: Mapping
         require_intact_model(each)
         if cfg.model.peft.method not in ("lora", "rslora") or cfg.model.peft.trainable_token_indices:
             raise InputError(f"--with: {each} (model.peft.method={cfg.model.peft.method}) has not only updates of lora")
-        base = base_of(RunFolder(each).model, str(each))
-        files = origin(replace(cfg.model, name_or_path=base)) or base
-        shared[each] = {"base model": files, "task": read_json(RunFolder(each).facts)["recipe"], "labels": task.state}
-        if names := [name for name, value in shared[folder].items() if shared[each][name] != value]:
+        name = base_of(RunFolder(each).model, str(each))
+        base = origin(replace(cfg.model, name_or_path=name)) or name
+        recipe = Path(read_json(RunFolder(each).facts)["recipe"]).stem
+        shared[each] = {"base model": base, "task": recipe, "labels": task.state}
+        if names := [key for key, value in shared[folder].items() if shared[each][key] != value]:
             raise InputError(f"--with: {each} has not the {' and '.join(names)} of {folder}")
-    torch.manual_seed(run.cfg.seed)
-    try:
-        combine(run.bare_model, [RunFolder(each).model for each in others], **how)
-    except ValueError as error:
-        raise InputError(f"--with: peft cannot combine these adapters: {error}") from error
+    combine(run.bare_model, [RunFolder(each).model for each in others], **how)
 
 
 def write_merged(run: TrainedRun, folder: Path) -> PreTrainedModel:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import MethodType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -101,8 +101,9 @@ def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: st
     torch.manual_seed(seed)
     try:
         with _without_deprecation_warning():
+            warnings.filterwarnings("error", "Model has `tie_word_embeddings=True` and a tied layer", UserWarning)
             adapted: PeftModel = get_peft_model(model, config)
-    except ValueError as error:
+    except (ValueError, IndexError, UserWarning) as error:
         raise ConfigError([f"model.peft: peft rejects this for {type(model).__name__}: {error}"]) from error
     if settings.init_lora_weights != "default":
         _start_principal(adapted, settings.init_lora_weights)
@@ -112,26 +113,20 @@ def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: st
 
 @torch.no_grad()
 def _start_principal(adapted: Any, kind: str) -> None:
-    """Moves the principal part of each frozen weight into its adapter, by peft's decompositions in float32.
-
-    Layers keep the initial adapter: a saved folder is relative to the complete weights (see `save_adapters`).
-    """
+    """Moves the principal part of each weight into its adapter, by peft in float32; layers keep the initial one."""
     from peft.tuners.lora.layer import Linear, LoraLayer
 
-    for name, layer in list(adapted.base_model.model.named_modules()):
-        if not isinstance(layer, LoraLayer):
-            continue
+    for name, layer in [pair for pair in adapted.base_model.model.named_modules() if isinstance(pair[1], LoraLayer)]:
         base, rank = layer.get_base_layer(), layer.r["default"]
         weight = base.weight.data
         if type(layer) is not Linear or rank > min(weight.shape) or (kind == "olora" and layer.fan_in_fan_out):
-            why = f"{name} is no linear layer in the usual layout with at least {rank} rows and columns"
-            raise ConfigError([f"model.peft.init_lora_weights: received {kind!r}, but {why}"])
+            why = f"{kind!r} needs linear layers of at least {rank} rows and columns, and {name} is none"
+            raise ConfigError([f"model.peft.init_lora_weights: {why}"])
         base.weight.data = weight.to(torch.float32, copy=True)
         layer.olora_init("default") if kind == "olora" else layer.pissa_init("default", kind)
-        parts = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-        for part in parts:
-            part.data = part.data.to(weight.dtype)
+        layer.to(weight.dtype)
         base.weight.data = weight - layer.get_delta_weight("default")
+        parts = layer.lora_A["default"].weight, layer.lora_B["default"].weight
         layer.initial = nn.ParameterList(nn.Parameter(part.clone(), requires_grad=False) for part in parts)
 
 
@@ -164,9 +159,9 @@ def load_adapters(model: Any, folder: Path, name: str = "default") -> Any:
 
 @torch.no_grad()
 def combine(adapted: Any, folders: Sequence[Path], weights: Sequence[float], **how: Any) -> None:
-    """Adds the updates of peft folders to a model's, times their weights, its own first; averages the heads likewise.
+    """Adds the updates of peft folders to a model's, times `weights`, its own first; averages new heads likewise.
 
-    `how` are arguments of peft's `add_weighted_adapter`, whose ValueError it raises.
+    `how` are arguments of peft's `add_weighted_adapter`. Raises InputError if it rejects them.
     """
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
@@ -176,23 +171,23 @@ def combine(adapted: Any, folders: Sequence[Path], weights: Sequence[float], **h
         load_adapters(adapted, folder, name)
     for module in adapted.modules():
         if isinstance(module, ModulesToSaveWrapper):
-            heads = [module.modules_to_save[name].parameters() for name in names]
-            for values in zip(*heads, strict=True):
-                values[0].copy_(sum(weight * each for weight, each in zip(weights, values, strict=True)) / sum(weights))
-            for name in names[1:]:
-                del module.modules_to_save[name]
-    adapted.base_model.add_weighted_adapter(names, [*weights], "sum", **how)
+            heads = [module.modules_to_save.pop(name) for name in names]
+            for own, *more in zip(*(head.parameters() for head in heads), strict=True):
+                own.copy_(sum(w * each for w, each in zip(weights, (own, *more), strict=True)) / sum(weights))
+            module.modules_to_save["default"] = heads[0]
+    torch.manual_seed(0)  # some kinds drop values at random
+    adapted.peft_config["default"].use_rslora = False  # the sum has no scale
+    try:
+        adapted.base_model.add_weighted_adapter(names, [*weights], "sum", **how)
+    except ValueError as error:
+        raise InputError(f"--with: peft cannot combine these adapters: {error}") from error
     for module in adapted.modules():
         if isinstance(module, LoraLayer):
-            module.scaling["sum"] = 1.0  # the weights contain it; peft scales again under rslora
             module.set_adapter("sum")
 
 
 def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, final: Path) -> None:
-    """Writes a peft folder, which will be at `final`; a new base model (without a `name`) moves into it from `base`.
-
-    Adapters that started as the principal part of the weights are saved with their initial ones, subtracted.
-    """
+    """Writes a peft folder, which will be at `final`; a new base model (without a `name`) moves into it from `base`."""
     if name is None:
         folder.mkdir(parents=True, exist_ok=True)
         base.rename(folder / BASE)
@@ -202,12 +197,11 @@ def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, fina
     state, own = adapted.state_dict(), adapted.peft_config["default"]
     saved = adapted.peft_config["default"] = copy.copy(own)
     saved.base_model_name_or_path = name
-    if started := [key.removesuffix("initial.0") for key in state if key.endswith(".initial.0")]:
-        saved.r, saved.lora_alpha = 2 * own.r, own.lora_alpha * (2**0.5 if own.use_rslora else 2)  # the same scale
-    for layer in started:
+    for layer in [key.removesuffix("initial.0") for key in state if key.endswith(".initial.0")]:
         down, up = f"{layer}lora_A.default.weight", f"{layer}lora_B.default.weight"
-        state[down] = torch.cat([state[down], state[f"{layer}initial.0"]])
+        state[down] = torch.cat([state[down], state[f"{layer}initial.0"]])  # minus the initial update
         state[up] = torch.cat([state[up], -state[f"{layer}initial.1"]], dim=1)
+        saved.r, saved.lora_alpha = 2 * own.r, own.lora_alpha * (2**0.5 if own.use_rslora else 2)
     adapted.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
     adapted.peft_config["default"] = own
     # The base model may have another head, so the task's labels are saved here. The weights are not quantized.
@@ -217,10 +211,7 @@ def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, fina
 
 
 def merged(adapted: Any) -> PreTrainedModel:
-    """Merges adapters into the base model's weights in place; returns the model without adapters.
-
-    4-bit weights are dequantized before, because they could not hold the sum.
-    """
+    """Merges adapters into the base model's weights (4-bit ones are dequantized), and returns it without them."""
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -229,13 +220,13 @@ def merged(adapted: Any) -> PreTrainedModel:
     for name, module in list(model.named_modules()):
         if isinstance(module, ModulesToSaveWrapper):
             model.set_submodule(name, module.modules_to_save["default"])
-    if getattr(model, "hf_quantizer", None) is None:
-        return cast("PreTrainedModel", adapted.merge_and_unload())
-    model.dequantize()
-    for module in model.modules():
+    if quantized := getattr(model, "hf_quantizer", None) is not None:
+        model.dequantize()
+    for module in model.modules() if quantized else ():
         if isinstance(module, LoraLayer):
             module.get_base_layer().weight.data += module.get_delta_weight("default")
-    return cast("PreTrainedModel", adapted.unload())
+    result: PreTrainedModel = adapted.unload() if quantized else adapted.merge_and_unload()
+    return result
 
 
 def base_of(folder: Path, key: str) -> str:
@@ -254,42 +245,28 @@ def base_of(folder: Path, key: str) -> str:
 def _low_rank(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]) -> Any:
     from peft import LoraConfig
 
-    targets, head = _targets(model, settings), model.get_output_embeddings()
-    tied = head is not None and head.weight is model.get_input_embeddings().weight
-    for name, module in model.named_modules() if tied else ():
-        if module in (head, model.get_input_embeddings()) and f".{name}".endswith(tuple(f".{end}" for end in targets)):
-            why = f"{name} shares its weight, into which updates of one layer cannot be merged"
-            raise ConfigError([f"model.peft.target_modules: {why}; set model.peft.trainable_token_indices instead"])
+    targets, ids = _targets(model, settings), settings.trainable_token_indices
+    embedding = (model.get_input_embeddings(), model.get_output_embeddings()) if ids else ()
+    rows = {name: ids for name, module in model.named_modules() if module in embedding}
     return LoraConfig(
         r=settings.r, lora_alpha=settings.lora_alpha, lora_dropout=settings.lora_dropout, target_modules=targets,
         use_dora=settings.method == "dora", use_rslora=settings.method == "rslora",
-        fan_in_fan_out=_transposed(model, targets), trainable_token_indices=_token_rows(model, settings), **shared,
+        fan_in_fan_out=_transposed(model, targets), trainable_token_indices=rows or None, **shared,
     )  # fmt: skip
 
 
-def _token_rows(model: PreTrainedModel, settings: AdapterConfig) -> dict[str, list[int]] | None:
-    """Returns the rows to train of embeddings and output layer; tied ones share them."""
-    if not (ids := settings.trainable_token_indices):
-        return None
-    read, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if max(ids) >= len(read.weight):
-        raise ConfigError([f"model.peft.trainable_token_indices: received {ids}, but there are {len(read.weight)} tokens"])
-    own = (read,) if getattr(head, "weight", read.weight) is read.weight else (read, head)
-    return {name: ids for name, module in model.named_modules() if module in own}
-
-
-def warn_of_untrained(model: Any, processor: Any, trained: Sequence[int]) -> None:
-    """Warns of tokens of the chat template that stay as tokens are added: with the mean of all embeddings, or zeros."""
-    template, known = str(getattr(processor, "chat_template", None)), getattr(processor, "get_added_vocab", dict)()
-    ids = sorted(number for token, number in known.items() if token in template and number not in trained)
-    if not ids or (rows := model.get_input_embeddings().weight.detach()).is_meta:
+def warn_of_untrained(model: Any, processor: Any, peft: AdapterConfig) -> None:
+    """Warns of frozen tokens of the chat template that are as tokens are added: at the mean of embeddings, or zero."""
+    known = getattr(processor, "get_added_vocab", dict)() if peft.method != "none" else {}
+    inside = [i for token, i in known.items() if token in str(getattr(processor, "chat_template", None))]
+    if not (ids := sorted({*inside} - {*peft.trainable_token_indices})):
         return
-    mean, own = rows.mean(0), rows[ids]
-    near = torch.minimum((own - mean).norm(dim=-1), own.norm(dim=-1)) < (rows[:4096] - mean).norm(dim=-1).median() / 100
-    if new := [number for number, is_near in zip(ids, near.tolist(), strict=True) if is_near]:
-        names = ", ".join(processor.convert_ids_to_tokens(new))
-        warn(f"the model has not learned {names} of the chat template, and adapters leave embeddings as they are; set "
-             f"model.peft.trainable_token_indices={new} to train them")  # fmt: skip
+    rows = model.get_input_embeddings().weight.detach()
+    mean, typical = rows.mean(0), (rows[:4096] - rows.mean(0)).norm(dim=-1).median()
+    new = [] if rows.is_meta else [i for i in ids if min((rows[i] - mean).norm(), rows[i].norm()) < typical / 100]
+    if new:
+        warn(f"the model has not learned {', '.join(processor.convert_ids_to_tokens(new))} of the chat template, and "
+             f"embeddings are frozen; set model.peft.trainable_token_indices={new} to train them")  # fmt: skip
 
 
 def _ia3(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]) -> Any:

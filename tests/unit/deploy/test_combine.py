@@ -103,10 +103,9 @@ def test_runs_are_merged_and_compared(runs, tmp_path, capsys):
     command = ("merge", runs / "first", "--with", runs / "second", "--output", tmp_path / "out")
     assert run_command(*command, "--weights", "0.25", "0.75") == 0
     assert "largest difference of an output on" in capsys.readouterr().out
-    combined = json.loads((tmp_path / "out" / "parity.json").read_text())["combined"]
-    how = {"weights": [0.25, 0.75], "combination_type": "cat", "density": 0.5}
-    assert combined == {"runs": ["first", "second"], **how}
-    assert "Not evaluated: made of first, second." in (tmp_path / "out" / "README.md").read_text()
+    facts = json.loads((tmp_path / "out" / "parity.json").read_text())
+    assert (facts["weights"], facts["combination_type"], facts["density"]) == ([0.25, 0.75], "cat", 0.5)
+    assert "Not evaluated." in (tmp_path / "out" / "README.md").read_text()
     assert "Export: merged" not in (runs / "first/model/README.md").read_text()
     for name in ("first", "second"):
         assert run_command("merge", runs / name, "--output", tmp_path / name) == 0

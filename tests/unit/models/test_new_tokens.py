@@ -44,12 +44,12 @@ def settings(request, tmp_path_factory) -> tuple[str, ...]:
     return (*FEW, *SGD, f"model.name_or_path={made / 'grown'}", template, "model.peft.method=lora", "train.unpadded=false")
 
 
-TRAINED = "model.peft.trainable_token_indices=[400,401]"
+TRAINED = "model.peft.trainable_token_indices=[400, 401]"
 
 
 def test_a_run_that_does_not_train_them_says_so(settings, tmp_path, caplog, capsys):
     train(CHAT, tmp_path / "run", *settings, "train.max_steps=1")
-    said = f"has not learned {NEW[0]}, {NEW[1]} of the chat template, and adapters leave embeddings as they are; set {TRAINED.replace(",", ", ")}"
+    said = f"has not learned {NEW[0]}, {NEW[1]} of the chat template, and embeddings are frozen; set {TRAINED} to"
     assert said in caplog.text + capsys.readouterr().err
     caplog.clear()
     train(CHAT, tmp_path / "other", *settings, TRAINED, "train.max_steps=1")
@@ -111,7 +111,7 @@ def small(tied: bool) -> transformers.PreTrainedModel:
 
 def test_low_rank_updates_of_embeddings_are_saved_and_merged_unless_they_are_tied(tmp_path):
     own = AdapterConfig(method="lora", target_modules=["q_proj", "embed_tokens"])
-    with pytest.raises(ConfigError, match=r"target_modules: model\.embed_tokens shares its weight, .*; set .*indices"):
+    with pytest.raises(ConfigError, match="peft rejects this for Llama.*a tied layer is part of the adapter"):
         add_adapters(small(tied=True), own, "AutoModelForCausalLM", 0)
     adapted = add_adapters(small(tied=False), own, "AutoModelForCausalLM", 0)
     for parameter in adapted.parameters():
@@ -129,5 +129,5 @@ def test_low_rank_updates_of_embeddings_are_saved_and_merged_unless_they_are_tie
 
 def test_ids_that_no_token_has_are_rejected():
     own = AdapterConfig(method="lora", trainable_token_indices=[3, 40])
-    with pytest.raises(ConfigError, match=r"received \[3, 40\], but there are 40 tokens"):
+    with pytest.raises(ConfigError, match="peft rejects this for Llama.*index 40 is out of bounds"):
         add_adapters(small(tied=True), own, "AutoModelForCausalLM", 0)

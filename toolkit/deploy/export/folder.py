@@ -123,7 +123,8 @@ def export_folder(request: Request) -> None:
             data = run.preprocessed(rows, labelled=True)
             written = _merged(run, plain, folder) if chosen is None else _graph(run, plain, folder, chosen, data)
             tolerance = TOLERANCE if chosen is None else chosen.tolerance
-            parity = measure(run, written.model, data, folder, request.format, tolerance, written.notes)
+            notes = {**written.notes, **request.combined}
+            parity = measure(run, written.model, data, folder, request.format, tolerance, notes)
             parity.check()
             usage = None if chosen is None else chosen.usage([*written.names] if _is_pair(run) else [MODEL])
             _describe(request, run, parity, folder, usage)
@@ -231,13 +232,11 @@ def _write_script(run: TrainedRun, template: str, folder: Path, chosen: Format, 
 
 def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path, usage: str | None) -> None:
     """Writes `parity.json` and the model card."""
-    changed: dict[str, Any] = {"overrides": [*request.overrides]} if request.overrides else {}
-    name, config = request.run_folder.absolute().name, run.bare_model.config
-    scores, facts = scores_of(own_card(request.run_folder)), read_json(RunFolder(request.run_folder).facts)
-    if request.combined:
-        runs = [each.absolute().name for each in (request.run_folder, *request.others)]
-        changed["combined"], scores = {"runs": runs, **request.combined}, f"Not evaluated: made of {', '.join(runs)}."
+    changed = {"overrides": [*request.overrides]} if request.overrides else {}
     write_json(folder / PARITY, parity.as_json() | changed)
+    name, config = request.run_folder.absolute().name, run.bare_model.config
+    own, facts = own_card(request.run_folder), read_json(RunFolder(request.run_folder).facts)
+    scores = scores_of("" if request.combined else own)
     card = model_card(Card(name, run.cfg, run.task, config, facts, scores, adapted=False, usage=usage))
     write_text(folder / CARD, with_section(card, f"Export: {request.format}", parity.markdown()))
 
