@@ -42,13 +42,13 @@ def adapter_problems(model: ModelConfig) -> list[str]:
     method = model.peft.method
     needed = {"none": (), "qlora": ("peft", "bitsandbytes")}.get(method, ("peft",))
     missing = [name for name in needed if find_spec(name) is None]
-    if missing:
-        extra = "qlora" if method == "qlora" else "peft"
-        return [
-            f"model.peft.method: {method} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
-            f"not installed; pip install 'finetune-toolkit[{extra}]'"
-        ]
-    return []
+    if not missing:
+        return []
+    extra = "qlora" if method == "qlora" else "peft"
+    return [
+        f"model.peft.method: {method} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
+        f"not installed; pip install 'finetune-toolkit[{extra}]'"
+    ]
 
 
 def prompt_problems(model: ModelConfig, auto_model: str) -> list[str]:
@@ -114,12 +114,12 @@ def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: st
 @torch.no_grad()
 def _start_principal(adapted: Any, kind: str) -> None:
     """Moves the principal part of each weight into its adapter, by peft in float32; layers keep the initial one."""
-    from peft.tuners.lora.layer import Linear, LoraLayer
+    from peft.tuners.lora.layer import Linear
 
-    for name, layer in [pair for pair in adapted.base_model.model.named_modules() if isinstance(pair[1], LoraLayer)]:
+    for name, layer in [pair for pair in adapted.base_model.model.named_modules() if hasattr(pair[1], "lora_A")]:
         base, rank = layer.get_base_layer(), layer.r["default"]
         weight = base.weight.data
-        if type(layer) is not Linear or rank > min(weight.shape) or (kind == "olora" and layer.fan_in_fan_out):
+        if type(layer) not in {Linear} or rank > min(weight.shape) or (kind == "olora" and layer.fan_in_fan_out):
             why = f"{kind!r} needs linear layers of at least {rank} rows and columns, and {name} is none"
             raise ConfigError([f"model.peft.init_lora_weights: {why}"])
         base.weight.data = weight.to(torch.float32, copy=True)
@@ -159,11 +159,7 @@ def load_adapters(model: Any, folder: Path, name: str = "default") -> Any:
 
 @torch.no_grad()
 def combine(adapted: Any, folders: Sequence[Path], weights: Sequence[float], **how: Any) -> None:
-    """Adds the updates of peft folders to a model's, times `weights`, its own first; averages new heads likewise.
-
-    `how` are arguments of peft's `add_weighted_adapter`. Raises InputError if it rejects them.
-    """
-    from peft.tuners.lora import LoraLayer
+    """Adds the adapters in peft folders to a model's by peft, times `weights`, its own first; averages new heads."""
     from peft.utils import ModulesToSaveWrapper
 
     names = ["default", *map(str, range(len(folders)))]
@@ -181,9 +177,8 @@ def combine(adapted: Any, folders: Sequence[Path], weights: Sequence[float], **h
         adapted.base_model.add_weighted_adapter(names, [*weights], "sum", **how)
     except ValueError as error:
         raise InputError(f"--with: peft cannot combine these adapters: {error}") from error
-    for module in adapted.modules():
-        if isinstance(module, LoraLayer):
-            module.set_adapter("sum")
+    for module in (module for module in adapted.modules() if hasattr(module, "lora_A")):
+        module.set_adapter("sum")
 
 
 def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, final: Path) -> None:
@@ -212,7 +207,6 @@ def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, fina
 
 def merged(adapted: Any) -> PreTrainedModel:
     """Merges adapters into the base model's weights (4-bit ones are dequantized), and returns it without them."""
-    from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
 
     # peft restores trained heads last, which fails for heads with several layers (under IA3).
@@ -222,8 +216,7 @@ def merged(adapted: Any) -> PreTrainedModel:
             model.set_submodule(name, module.modules_to_save["default"])
     if quantized := getattr(model, "hf_quantizer", None) is not None:
         model.dequantize()
-    for module in model.modules() if quantized else ():
-        if isinstance(module, LoraLayer):
+        for module in (module for module in model.modules() if hasattr(module, "lora_A")):
             module.get_base_layer().weight.data += module.get_delta_weight("default")
     result: PreTrainedModel = adapted.unload() if quantized else adapted.merge_and_unload()
     return result
@@ -257,16 +250,16 @@ def _low_rank(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str,
 
 def warn_of_untrained(model: Any, processor: Any, peft: AdapterConfig) -> None:
     """Warns of frozen tokens of the chat template that are as tokens are added: at the mean of embeddings, or zero."""
-    known = getattr(processor, "get_added_vocab", dict)() if peft.method != "none" else {}
-    inside = [i for token, i in known.items() if token in str(getattr(processor, "chat_template", None))]
-    if not (ids := sorted({*inside} - {*peft.trainable_token_indices})):
+    template = getattr(processor, "chat_template", None) if peft.method != "none" else None
+    ids = {i for token, i in processor.get_added_vocab().items() if token in str(template)} if template else set()
+    if not ids or (rows := model.get_input_embeddings().weight.detach()).is_meta:
         return
-    rows = model.get_input_embeddings().weight.detach()
-    mean, typical = rows.mean(0), (rows[:4096] - rows.mean(0)).norm(dim=-1).median()
-    new = [] if rows.is_meta else [i for i in ids if min((rows[i] - mean).norm(), rows[i].norm()) < typical / 100]
-    if new:
-        warn(f"the model has not learned {', '.join(processor.convert_ids_to_tokens(new))} of the chat template, and "
-             f"embeddings are frozen; set model.peft.trainable_token_indices={new} to train them")  # fmt: skip
+    mean, near = rows.mean(0), (rows[:4096] - rows.mean(0)).norm(dim=-1).median() / 100
+    ids -= {*peft.trainable_token_indices}
+    if new := sorted(i for i in ids if min((rows[i] - mean).norm(), rows[i].norm()) < near):
+        names = ", ".join(processor.convert_ids_to_tokens(new))
+        warn(f"the model has not learned {names} of the chat template, and embeddings are frozen; set "
+             f"model.peft.trainable_token_indices={new} to train them")  # fmt: skip
 
 
 def _ia3(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]) -> Any:

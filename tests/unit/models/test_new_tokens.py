@@ -1,4 +1,4 @@
-"""Tokens that a pretrained model has not learned: their rows are trained beside the adapters, or a warning names them."""
+"""Tokens that a pretrained model has not learned: their rows are trained, or a warning names them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def settings(request, tmp_path_factory) -> tuple[str, ...]:
         each.save_pretrained(made / "grown")
     assert tokenizer.convert_tokens_to_ids(NEW) == [400, 401]
     template = f"task.chat_template={json.dumps(TEMPLATE)}"
-    return (*FEW, *SGD, f"model.name_or_path={made / 'grown'}", template, "model.peft.method=lora", "train.unpadded=false")
+    adapters = ("model.peft.method=lora", "train.unpadded=false")
+    return (*FEW, *SGD, f"model.name_or_path={made / 'grown'}", template, *adapters)
 
 
 TRAINED = "model.peft.trainable_token_indices=[400, 401]"
@@ -57,9 +58,9 @@ def test_a_run_that_does_not_train_them_says_so(settings, tmp_path, caplog, caps
 
 
 def test_their_rows_are_trained_saved_and_merged(settings, tmp_path):
-    runs = {"run": ("train.chunked_loss=false",), "chunked": ("train.chunked_loss=true",), "trainer": ("engine=trainer",)}
+    runs = {"run": "train.chunked_loss=false", "chunked": "train.chunked_loss=true", "trainer": "engine=trainer"}
     for name, own in runs.items():
-        train(CHAT, tmp_path / name, *settings, TRAINED, *own, double=True)
+        train(CHAT, tmp_path / name, *settings, TRAINED, own, double=True)
     expected = weights(tmp_path / "run")
     assert sum("trainable_tokens_delta" in name for name in expected) == 2 - is_tied(tmp_path)
     for name in ("chunked", "trainer"):
@@ -111,7 +112,7 @@ def small(tied: bool) -> transformers.PreTrainedModel:
 
 def test_low_rank_updates_of_embeddings_are_saved_and_merged_unless_they_are_tied(tmp_path):
     own = AdapterConfig(method="lora", target_modules=["q_proj", "embed_tokens"])
-    with pytest.raises(ConfigError, match="peft rejects this for Llama.*a tied layer is part of the adapter"):
+    with pytest.raises(ConfigError, match=r"peft rejects this for Llama.*a tied layer is part of the adapter"):
         add_adapters(small(tied=True), own, "AutoModelForCausalLM", 0)
     adapted = add_adapters(small(tied=False), own, "AutoModelForCausalLM", 0)
     for parameter in adapted.parameters():
@@ -129,5 +130,5 @@ def test_low_rank_updates_of_embeddings_are_saved_and_merged_unless_they_are_tie
 
 def test_ids_that_no_token_has_are_rejected():
     own = AdapterConfig(method="lora", trainable_token_indices=[3, 40])
-    with pytest.raises(ConfigError, match="peft rejects this for Llama.*index 40 is out of bounds"):
+    with pytest.raises(ConfigError, match=r"peft rejects this for Llama.*index 40 is out of bounds"):
         add_adapters(small(tied=True), own, "AutoModelForCausalLM", 0)

@@ -50,7 +50,7 @@ def disturbed(adapted) -> None:
 @pytest.mark.parametrize(("method", "start"), STARTS)
 def test_saved_adapters_fit_the_unchanged_base_in_float64(kind, method, start, tmp_path):
     if (kind, start) == ("gpt2", "olora"):
-        with pytest.raises(ConfigError, match="and .*c_attn is none"):
+        with pytest.raises(ConfigError, match=r"and .*c_attn is none"):
             add_adapters(base_model(kind), settings(method, start), "AutoModelForCausalLM", 0)
         return
     before = outputs(base_model(kind))
@@ -91,7 +91,9 @@ def test_they_start_as_those_of_peft(start):
 @pytest.mark.parametrize("targets", [["embed_tokens"], ["q_proj"]])
 def test_layers_that_have_no_principal_part_are_rejected(targets):
     rank = AdapterConfig(method="lora", r=17, init_lora_weights="pissa", target_modules=targets)
-    with pytest.raises(ConfigError, match="pissa. needs linear layers of at least 17 rows and columns, and .* is none"):
+    with pytest.raises(
+        ConfigError, match=r"pissa. needs linear layers of at least 17 rows and columns, and .* is none"
+    ):
         add_adapters(base_model(), rank, "AutoModelForCausalLM", 0)
 
 
