@@ -211,7 +211,7 @@ CONFLICTS = {
     "parallel.fsdp=2 train.optim=lion_8bit": "the states of bitsandbytes' optimizers cannot be split",
     "parallel.fsdp=2 train.torch_compile=true": "the model is compiled before it is split",
     "parallel.fsdp=2 train.snapshot_ensemble=true": "snapshots are complete models",
-    "parallel.fsdp=2 model.peft.method=lora model.peft.trainable_token_indices=[1]": "rows of a weight that is in parts",
+    "parallel.fsdp=2 model.peft.method=lora model.peft.trainable_token_indices=[1]": "a weight that is in parts",
     "parallel.fsdp=2 model.peft.method=qlora": "weights of 4 bits cannot be split",
     "parallel.tensor=2 train.optim=schedule_free_adamw": "this optimizer counts its steps for all parameters together",
     "parallel.schedule=gpipe": "only a pipeline has a schedule; set parallel.pipeline, or remove parallel.schedule",
