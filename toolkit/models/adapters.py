@@ -103,7 +103,7 @@ def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: st
         with _without_deprecation_warning():
             warnings.filterwarnings("error", "Model has `tie_word_embeddings=True` and a tied layer", UserWarning)
             adapted: PeftModel = get_peft_model(model, config)
-    except (ValueError, IndexError, UserWarning) as error:
+    except (ValueError, UserWarning) as error:
         raise ConfigError([f"model.peft: peft rejects this for {type(model).__name__}: {error}"]) from error
     if settings.init_lora_weights != "default":
         _start_principal(adapted, settings.init_lora_weights)
@@ -239,7 +239,9 @@ def _low_rank(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str,
     from peft import LoraConfig
 
     targets, ids = _targets(model, settings), settings.trainable_token_indices
-    embedding = (model.get_input_embeddings(), model.get_output_embeddings()) if ids else ()
+    embedding: Any = (model.get_input_embeddings(), model.get_output_embeddings()) if ids else ()
+    if ids and max(ids) >= (count := len(embedding[0].weight)):
+        raise ConfigError([f"model.peft.trainable_token_indices: received {max(ids)}, but there are {count} tokens"])
     rows = {name: ids for name, module in model.named_modules() if module in embedding}
     return LoraConfig(
         r=settings.r, lora_alpha=settings.lora_alpha, lora_dropout=settings.lora_dropout, target_modules=targets,

@@ -135,8 +135,7 @@ def export_folder(request: Request) -> None:
     except OSError as error:
         where = disk_problem(error, request.output.parent) or error
         raise RunError(f"cannot write {request.output.absolute()}: {where}") from error
-    if not request.combined:
-        _add_to_own_card(request, parity)
+    _add_to_own_card(request, parity)
     print_table(Table(["", "run", request.format], parity.lines()))
     allowed = "" if parity.allowed is None else f" (at most {parity.allowed:.1e} is allowed)"
     say(f"largest difference of an output on {parity.rows} rows: {parity.difference:.1e}{allowed}")
@@ -244,7 +243,7 @@ def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path, u
 def _add_to_own_card(request: Request, parity: Parity) -> None:
     """Adds the parity to the card of the run; warns if that cannot be written, because the export is complete."""
     card, own = RunFolder(request.run_folder).model_card, own_card(request.run_folder)
-    if not own:
+    if not own or request.combined:
         return
     try:
         write_text(card, with_section(own, f"Export: {request.format}", parity.markdown()))
