@@ -35,6 +35,7 @@ from toolkit.distributed.watchdog import heartbeat
 from toolkit.engine import fit, import_all
 from toolkit.engine.initial import weights_digest, with_initial
 from toolkit.engine.non_finite import GoBack, NonFiniteParameters
+from toolkit.models.adapters import warn_of_untrained
 from toolkit.models.build import build_for, in_float64, make_trainable
 from toolkit.models.load import with_generation
 from toolkit.models.parts import freeze_modules
@@ -224,4 +225,5 @@ def _trainable_model(
     model = with_generation(model, task.generation_fields(model, inputs.processor))
     freeze_modules(model, task.unread)
     model = in_float64(model) if float64 else model
+    warn_of_untrained(model, inputs.processor, cfg.model.peft)
     return make_trainable(model, cfg, inputs.auto_model, accelerator, output_dir, inputs.resolved)

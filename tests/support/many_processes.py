@@ -39,6 +39,7 @@ OPTIM_RUN = ("train.max_steps=4", "data.max_train_samples=24", "train.per_device
              "train.warmup_steps=0", "checkpoint.save_steps=null")  # fmt: skip
 TRANSFER = {
     "lora": ("reviews", "model.peft.method=lora"),
+    "pissa": ("reviews", "model.peft.method=rslora", "model.peft.init_lora_weights=pissa_niter_4"),
     "lora-speech": ("reviews/smoke_audio", "model.peft.method=lora"),
     "prompt": ("translation", "model.peft.method=prompt_tuning", "model.peft.num_virtual_tokens=4"),
     "gradual": ("reviews", "model.freeze=backbone", "model.unfreeze.step_2=[bert.encoder.layer.1.*]",

@@ -60,6 +60,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "fused": ("reviews", "train.optim=adamw_torch_fused", "train.learning_rate=0.001"),
     "ema": ("reviews", *ADAMW, "train.ema_decay=0.5"),
     "lora": ("reviews", *SGD, "model.peft.method=lora"),
+    "pissa": ("reviews", *SGD, "model.peft.method=lora", "model.peft.init_lora_weights=pissa"),
     "unfreeze": ("reviews", *SGD, "model.freeze=backbone", "model.unfreeze.step_2=[bert.encoder.layer.1.*]"),
     "recompute": ("language_modeling", *SGD, "train.activation_checkpointing=full"),
     "best": ("reviews", *SGD, "checkpoint.load_best_model_at_end=true", "eval.metric_for_best_model=loss"),

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from toolkit.api.mesh import Mesh
@@ -24,6 +25,7 @@ _SCALARS = "state"
 """Key of the optimizer's non-tensor values in the header of its file."""
 MODEL, OPTIMIZER = "model", "optimizer"
 """Names of their tensors in a checkpoint."""
+TEXT = ".weight.quant_state.bitsandbytes__"  # of 4-bit weights; among it the offset of their scales
 
 
 def model_group(tensors: Mapping[str, Tensor]) -> Group:
@@ -74,6 +76,8 @@ def load_model_into(
     with verified_tensors(checkpoint, MODEL, mesh) as saved:
         names = _own_names(saved.entries, own, outline)
         here = {own_name: saved.entries[name] for name, own_name in names.items() if own_name is not None}
+        packed = {name: torch.empty(here[name].shape, dtype=torch.uint8) for name in here if TEXT in name}
+        own |= packed
         if problems := _misfits(own, here):
             raise CheckpointError(
                 "\n    ".join([f"the weights in {checkpoint.path} do not match this model:", *problems])
@@ -82,6 +86,11 @@ def load_model_into(
         held = {name: own_parts(own[own_name]) for name, own_name in names.items() if own_name is not None}
         for name, box, part in saved.read({name: hull(parts) for name, parts in held.items()}):
             fill_part(own[str(names[name])], held[name], part, box)
+    for name, text in packed.items():
+        from bitsandbytes.utils import unpack_tensor_to_dict
+
+        weight: Any = model.get_submodule(name.partition(TEXT)[0]).weight
+        weight.quant_state.offset.fill_(unpack_tensor_to_dict(text)["nested_offset"])
 
 
 def load_optimizer_into(

@@ -70,6 +70,7 @@ OLDER: dict[str, Any] = {
     "task.audio.time_mask_width": 0.1, "task.audio.frequency_masks": 0, "task.audio.frequency_mask_width": 0.2,
     "task.truncation": "longest_first", "task.long_texts": "truncate", "task.doc_stride": None, "task.pooling": "mean",
     "task.ranking": False, "train.chunked_loss": False, "task.thinking": "keep",
+    "model.peft.init_lora_weights": "default", "model.peft.trainable_token_indices": [],
 }  # fmt: skip
 """What runs of versions without a setting did."""
 

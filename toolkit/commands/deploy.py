@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolkit.base.console import quiet_libraries
 from toolkit.base.errors import InputError
@@ -64,14 +64,14 @@ def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
     return output
 
 
-def _write_folder(arguments: argparse.Namespace, name: str, output: Path, most: int) -> None:
+def _write_folder(arguments: argparse.Namespace, name: str, output: Path, most: int, *further: Any) -> None:
     """Writes a folder with the model in a format, and says how close it is to the run on `most` rows."""
     from toolkit.deploy.export.folder import Request, export_folder
 
     quiet_libraries()
     folder, remote = expanded(arguments.run), arguments.trust_remote_code
     changes = getattr(arguments, "overrides", ())
-    export_folder(Request(folder, name, output, most, arguments.recipe, arguments.data, remote, changes))
+    export_folder(Request(folder, name, output, most, arguments.recipe, arguments.data, remote, changes, *further))
 
 
 SERVE_PORT = 8000
@@ -139,6 +139,7 @@ def run_push(arguments: argparse.Namespace) -> None:
     push_run(expanded(arguments.run), arguments.repo, arguments.private)
 
 
+ADDITIONS = ("cat", "linear", "svd", "ties", "dare_linear", "dare_ties", "magnitude_prune")
 MERGE_MOST = 32
 """Most rows to compare on, all of which both models compute on the CPU."""
 
@@ -147,6 +148,14 @@ def add_merge(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the output folder, and the rows to compare on."""
     options.add(parser, "run")
     options.add_output(parser, "RUN/merged", folder=True)
+    further = "further runs of lora or rslora on the same base model, whose updates are added"
+    parser.add_argument("--with", nargs="+", default=[], metavar="RUN", dest="others", help=further)
+    factors, number = "factors of the updates, RUN's first (default: equal, sum 1)", options.number_where(bool, "not 0")
+    parser.add_argument("--weights", nargs="+", type=number, metavar="W", help=factors)
+    kinds, kind = f"{', '.join(ADDITIONS)}, as in peft (default: cat, the exact sum)", options.one_of(*ADDITIONS)
+    parser.add_argument("--combination-type", type=kind, default="cat", metavar="TYPE", help=kinds)
+    share = "fraction of the values that the types with ties, dare or prune keep (default: 0.5)"
+    parser.add_argument("--density", type=options.fraction, default=0.5, metavar="D", help=share)
     options.add(parser, "--data", default_text="the run's own rows; labelled, to compare the merged model with the run")
     options.add(parser, "--parity-rows", default_text=str(MERGE_MOST))
     options.add(parser, "--recipe", default_text="that of the run")
@@ -161,7 +170,13 @@ def run_merge(arguments: argparse.Namespace) -> None:
     folder = expanded(arguments.run)
     read_settings(folder, arguments.recipe)  # a wrong run is said before the folder that would be in it
     output = output_folder(arguments.output or RunFolder(folder).merged, make=False)
-    _write_folder(arguments, "merged", output, arguments.parity_rows or MERGE_MOST)
+    others = [*map(expanded, arguments.others)]
+    weights = arguments.weights or [1 / (1 + len(others))] * (1 + len(others))
+    if len(weights) != 1 + len(others) or not sum(weights):
+        raise InputError(f"--weights: received {weights}, expected one for each run, with a sum other than 0")
+    combined = {"weights": weights, "combination_type": arguments.combination_type, "density": arguments.density}
+    most = arguments.parity_rows or MERGE_MOST
+    _write_folder(arguments, "merged", output, most, others, combined if others or arguments.weights else {})
 
 
 DEMO_PORT = 7860

@@ -29,7 +29,7 @@ class AdapterConfig:
 
     method: Literal["none", "lora", "dora", "rslora", "ia3", "prompt_tuning", "qlora"] = "none"
     """Low-rank updates (`lora`; `dora` also trains their magnitude, `rslora` scales them by the square root of `r`,
-    `qlora` stores the frozen weights in 4 bits on a GPU), learned factors of activations (`ia3`), or virtual tokens
+    `qlora` stores the frozen weights in 4 bits), learned factors of activations (`ia3`), or virtual tokens
     before the text (`prompt_tuning`). A new head is trained and saved in full."""
     r: Positive = 8
     """Rank of the updates."""
@@ -37,6 +37,12 @@ class AdapterConfig:
     """Updates are scaled by `lora_alpha / r` (`rslora`: `lora_alpha / sqrt(r)`)."""
     lora_dropout: Fraction = 0.0
     """Dropout on the input of the updates."""
+    init_lora_weights: Annotated[str, Field(pattern=r"^(default|pissa(_niter_[1-9]\d*)?|olora)$")] = "default"
+    """Initial updates (`lora`, `rslora`): none, or the principal part of each weight, the rest of which is frozen, by
+    singular values (`pissa`; `pissa_niter_16` approximates them, much faster for large layers) or QR decomposition
+    (`olora`). Adapters are saved with rank `2 * r`, relative to the unchanged weights."""
+    trainable_token_indices: list[Annotated[int, Field(ge=0)]] = field(default_factory=list)
+    """Tokens, by id, whose embeddings and rows of the output layer are trained (low-rank methods): new ones."""
     target_modules: Literal["auto"] | Annotated[list[str], Field(min_length=1)] = "auto"
     """Layers to adapt, by the ends of their names. `auto` adapts every linear layer of attention and MLP (for `ia3`,
     the layers that peft lists for the architecture, if it does)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,8 @@ from toolkit import modalities
 from toolkit.api.run import Checkpoint
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError, RunError
-from toolkit.base.files import disk_problem
-from toolkit.base.run_folder import CheckpointFolder
+from toolkit.base.files import disk_problem, read_json
+from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.checkpoint.contents import load_model_into, load_optimizer_into, load_tensors
 from toolkit.checkpoint.manifest import FileEntry, read_manifest, tensor_names
 from toolkit.checkpoint.store import new_checkpoint
@@ -24,14 +25,15 @@ from toolkit.checkpoint.writing import copy_tensors
 from toolkit.config.paths import source_of_finished
 from toolkit.config.sections import Config
 from toolkit.deploy.trained import read_settings
-from toolkit.models.adapters import add_adapters, merged
+from toolkit.models.adapters import add_adapters, base_of, combine, merged
 from toolkit.models.load import build_model, load_model_config, with_generation
-from toolkit.models.origin import require_same_model
+from toolkit.models.origin import origin, require_same_model
 from toolkit.models.parts import freeze, freeze_modules
 from toolkit.models.save import write_further, write_model
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
 from toolkit.prepare.processor import configure_model
+from toolkit.report.facts import require_intact_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,8 +51,6 @@ def convert_to_model(
     """
     run = checkpoint.path.absolute().parents[1]
     cfg, task = read_settings(run, recipe, finished=False)
-    if cfg.model.peft.method == "qlora":
-        raise InputError("a qlora checkpoint cannot be converted: 4-bit weights are not part of it")
     cfg = replace(cfg, model=replace(cfg.model, trust_remote_code=trust_remote_code))
     modality, source = modalities.load(task.modality), CheckpointFolder(checkpoint.path).processor
     processor = modality.load_processor(str(source), cfg.model, task.options)
@@ -120,11 +120,29 @@ def require_mergeable(cfg: Config) -> None:
     reasons = {
         "none": "it trained the full model, which is in its folder model/",
         "prompt_tuning": "virtual tokens are inputs, not weights; load its folder model/ with peft",
-        "qlora": "4-bit weights cannot hold the sum, and others would change the outputs; load its folder "
-        "model/ with peft",
     }
     if why := reasons.get(cfg.model.peft.method):
         raise InputError(f"this run (model.peft.method={cfg.model.peft.method}) has nothing to merge: {why}.")
+
+
+def add_runs(run: TrainedRun, folder: Path, others: Sequence[Path], how: Mapping[str, Any]) -> None:
+    """Adds the adapters of other runs to those of a run in a folder; `how` are arguments of `combine`.
+
+    Raises InputError if one has no updates of lora, or another base model, task or labels.
+    """
+    shared = dict[Path, dict[str, Any]]()
+    for each in (folder, *others):
+        cfg, task = read_settings(each, type(run.task))
+        require_intact_model(each)
+        if cfg.model.peft.method not in ("lora", "rslora") or cfg.model.peft.trainable_token_indices:
+            raise InputError(f"--with: {each} (model.peft.method={cfg.model.peft.method}) has not only updates of lora")
+        name = base_of(RunFolder(each).model, str(each))
+        base = origin(replace(cfg.model, name_or_path=name)) or name
+        recipe = Path(read_json(RunFolder(each).facts)["recipe"]).stem
+        shared[each] = {"base model": base, "task": recipe, "labels": task.state}
+        if names := [key for key, value in shared[folder].items() if shared[each][key] != value]:
+            raise InputError(f"--with: {each} has not the {' and '.join(names)} of {folder}")
+    combine(run.bare_model, [RunFolder(each).model for each in others], **how)
 
 
 def write_merged(run: TrainedRun, folder: Path) -> PreTrainedModel:

@@ -228,7 +228,7 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
         if getattr(config, name, None):
             setattr(config, name, 0.0)
     if cfg.model.peft.method == "qlora":
-        raise UnknownValue("4-bit weights, which only a GPU can create")
+        raise UnknownValue("4-bit weights, which are created from real ones")
     if cfg.model.trust_remote_code and getattr(config, "auto_map", None):
         raise UnknownValue("remote code")
     auto_model = subject.task.auto_model(config)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from toolkit.base.console import warn
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import read_json
 from toolkit.config.sections import AdapterConfig, ModelConfig
@@ -41,15 +42,13 @@ def adapter_problems(model: ModelConfig) -> list[str]:
     method = model.peft.method
     needed = {"none": (), "qlora": ("peft", "bitsandbytes")}.get(method, ("peft",))
     missing = [name for name in needed if find_spec(name) is None]
-    if missing:
-        extra = "qlora" if method == "qlora" else "peft"
-        return [
-            f"model.peft.method: {method} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
-            f"not installed; pip install 'finetune-toolkit[{extra}]'"
-        ]
-    if method == "qlora" and not torch.cuda.is_available():
-        return ["model.peft.method: qlora needs a GPU for its 4-bit weights, and none is visible here; use lora"]
-    return []
+    if not missing:
+        return []
+    extra = "qlora" if method == "qlora" else "peft"
+    return [
+        f"model.peft.method: {method} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
+        f"not installed; pip install 'finetune-toolkit[{extra}]'"
+    ]
 
 
 def prompt_problems(model: ModelConfig, auto_model: str) -> list[str]:
@@ -102,11 +101,33 @@ def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: st
     torch.manual_seed(seed)
     try:
         with _without_deprecation_warning():
+            warnings.filterwarnings("error", "Model has `tie_word_embeddings=True` and a tied layer", UserWarning)
             adapted: PeftModel = get_peft_model(model, config)
-    except ValueError as error:
+    except (ValueError, UserWarning) as error:
         raise ConfigError([f"model.peft: peft rejects this for {type(model).__name__}: {error}"]) from error
+    if settings.init_lora_weights != "default":
+        _start_principal(adapted, settings.init_lora_weights)
     _fix_statistics(adapted)
     return _without_virtual_logits(adapted)
+
+
+@torch.no_grad()
+def _start_principal(adapted: Any, kind: str) -> None:
+    """Moves the principal part of each weight into its adapter, by peft in float32; layers keep the initial one."""
+    from peft.tuners.lora.layer import Linear
+
+    for name, layer in [pair for pair in adapted.base_model.model.named_modules() if hasattr(pair[1], "lora_A")]:
+        base, rank = layer.get_base_layer(), layer.r["default"]
+        weight = base.weight.data
+        if type(layer) not in {Linear} or rank > min(weight.shape) or (kind == "olora" and layer.fan_in_fan_out):
+            why = f"{kind!r} needs linear layers of at least {rank} rows and columns, and {name} is none"
+            raise ConfigError([f"model.peft.init_lora_weights: {why}"])
+        base.weight.data = weight.to(torch.float32, copy=True)
+        layer.olora_init("default") if kind == "olora" else layer.pissa_init("default", kind)
+        layer.to(weight.dtype)
+        base.weight.data = weight - layer.get_delta_weight("default")
+        parts = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        layer.initial = nn.ParameterList(nn.Parameter(part.clone(), requires_grad=False) for part in parts)
 
 
 def _fix_statistics(adapted: Any) -> None:
@@ -121,8 +142,8 @@ def _in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
     return nn.Module.train(module, False)
 
 
-def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
-    """Loads the adapters in a peft folder into their base model, as a `peft.PeftModel`.
+def load_adapters(model: Any, folder: Path, name: str = "default") -> Any:
+    """Loads the adapters in a peft folder into their base model, or by another `name` into a `peft.PeftModel` of it.
 
     Raises InputError if they name code, which peft would import.
     """
@@ -131,7 +152,33 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
     if read_json(folder / FILE).get("megatron_config"):
         raise InputError(f"{folder / FILE}: megatron_config names code to import, which is not supported; remove it")
     with _without_deprecation_warning():
+        if name != "default":
+            return model.load_adapter(folder, name)
         return _without_virtual_logits(PeftModel.from_pretrained(model, folder))
+
+
+@torch.no_grad()
+def combine(adapted: Any, folders: Sequence[Path], weights: Sequence[float], **how: Any) -> None:
+    """Adds the adapters in peft folders to a model's by peft, times `weights`, its own first; averages new heads."""
+    from peft.utils import ModulesToSaveWrapper
+
+    names = ["default", *map(str, range(len(folders)))]
+    for name, folder in zip(names[1:], folders, strict=True):
+        load_adapters(adapted, folder, name)
+    for module in adapted.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            heads = [module.modules_to_save.pop(name) for name in names]
+            for own, *more in zip(*(head.parameters() for head in heads), strict=True):
+                own.copy_(sum(w * each for w, each in zip(weights, (own, *more), strict=True)) / sum(weights))
+            module.modules_to_save["default"] = heads[0]
+    torch.manual_seed(0)  # some kinds drop values at random
+    adapted.peft_config["default"].use_rslora = False  # the sum has no scale
+    try:
+        adapted.base_model.add_weighted_adapter(names, [*weights], "sum", **how)
+    except ValueError as error:
+        raise InputError(f"--with: peft cannot combine these adapters: {error}") from error
+    for module in (module for module in adapted.modules() if hasattr(module, "lora_A")):
+        module.set_adapter("sum")
 
 
 def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, final: Path) -> None:
@@ -142,8 +189,16 @@ def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, fina
         name = str(final.absolute() / BASE)
     elif Path(name).is_dir():  # whatever folder it is loaded from
         name = str(Path(name).absolute())
-    adapted.peft_config["default"].base_model_name_or_path = name
-    adapted.save_pretrained(folder, save_embedding_layers=False)
+    state, own = adapted.state_dict(), adapted.peft_config["default"]
+    saved = adapted.peft_config["default"] = copy.copy(own)
+    saved.base_model_name_or_path = name
+    for layer in [key.removesuffix("initial.0") for key in state if key.endswith(".initial.0")]:
+        down, up = f"{layer}lora_A.default.weight", f"{layer}lora_B.default.weight"
+        state[down] = torch.cat([state[down], state[f"{layer}initial.0"]])  # minus the initial update
+        state[up] = torch.cat([state[up], -state[f"{layer}initial.1"]], dim=1)
+        saved.r, saved.lora_alpha = 2 * own.r, own.lora_alpha * (2**0.5 if own.use_rslora else 2)
+    adapted.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+    adapted.peft_config["default"] = own
     # The base model may have another head, so the task's labels are saved here. The weights are not quantized.
     config = copy.deepcopy(adapted.config)
     vars(config).pop("quantization_config", None)
@@ -151,7 +206,7 @@ def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, fina
 
 
 def merged(adapted: Any) -> PreTrainedModel:
-    """Merges adapters into the base model's weights in place; returns the model without adapters."""
+    """Merges adapters into the base model's weights (4-bit ones are dequantized), and returns it without them."""
     from peft.utils import ModulesToSaveWrapper
 
     # peft restores trained heads last, which fails for heads with several layers (under IA3).
@@ -159,7 +214,11 @@ def merged(adapted: Any) -> PreTrainedModel:
     for name, module in list(model.named_modules()):
         if isinstance(module, ModulesToSaveWrapper):
             model.set_submodule(name, module.modules_to_save["default"])
-    result: PreTrainedModel = adapted.merge_and_unload()
+    if quantized := getattr(model, "hf_quantizer", None) is not None:
+        model.dequantize()
+        for module in (module for module in model.modules() if hasattr(module, "lora_A")):
+            module.get_base_layer().weight.data += module.get_delta_weight("default")
+    result: PreTrainedModel = adapted.unload() if quantized else adapted.merge_and_unload()
     return result
 
 
@@ -179,12 +238,30 @@ def base_of(folder: Path, key: str) -> str:
 def _low_rank(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]) -> Any:
     from peft import LoraConfig
 
-    targets = _targets(model, settings)
+    targets, ids = _targets(model, settings), settings.trainable_token_indices
+    embedding: Any = (model.get_input_embeddings(), model.get_output_embeddings()) if ids else ()
+    if ids and max(ids) >= (count := len(embedding[0].weight)):
+        raise ConfigError([f"model.peft.trainable_token_indices: received {max(ids)}, but there are {count} tokens"])
+    rows = {name: ids for name, module in model.named_modules() if module in embedding}
     return LoraConfig(
         r=settings.r, lora_alpha=settings.lora_alpha, lora_dropout=settings.lora_dropout, target_modules=targets,
         use_dora=settings.method == "dora", use_rslora=settings.method == "rslora",
-        fan_in_fan_out=_transposed(model, targets), **shared,
+        fan_in_fan_out=_transposed(model, targets), trainable_token_indices=rows or None, **shared,
     )  # fmt: skip
+
+
+def warn_of_untrained(model: Any, processor: Any, peft: AdapterConfig) -> None:
+    """Warns of frozen tokens of the chat template that are as tokens are added: at the mean of embeddings, or zero."""
+    template = getattr(processor, "chat_template", None) if peft.method != "none" else None
+    ids = {i for token, i in processor.get_added_vocab().items() if token in str(template)} if template else set()
+    if not ids or (rows := model.get_input_embeddings().weight.detach()).is_meta:
+        return
+    mean, near = rows.mean(0), (rows[:4096] - rows.mean(0)).norm(dim=-1).median() / 100
+    ids -= {*peft.trainable_token_indices}
+    if new := sorted(i for i in ids if min((rows[i] - mean).norm(), rows[i].norm()) < near):
+        names = ", ".join(processor.convert_ids_to_tokens(new))
+        warn(f"the model has not learned {names} of the chat template, and embeddings are frozen; set "
+             f"model.peft.trainable_token_indices={new} to train them")  # fmt: skip
 
 
 def _ia3(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]) -> Any:

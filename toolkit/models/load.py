@@ -223,6 +223,8 @@ def build_model(
             loaded, info = load()
     except Exception as error:
         raise pretrained_error("model.name_or_path", name, error) from error
+    for module in (part for part in loaded.modules() if hasattr(part, "support_avx512bf16_for_cpu")):
+        module.support_avx512bf16_for_cpu = False  # in evaluation on CPUs, 4-bit weights would get rounded scales
     _reject_lost_weights(loaded, info, name)
     _keep_labels(loaded, model, files)
     if auto_model == "AutoModelForSequenceClassification" and getattr(config, "classifier_pooling", "cls") != "mean":

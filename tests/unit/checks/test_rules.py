@@ -88,6 +88,7 @@ CONFLICTS = {
     "model.peft.r=4": "model.peft.r (4), model.peft.method ('none'): only lora, dora, rslora, qlora use",
     "model.peft.method=ia3 model.peft.r=4": "set model.peft.method to lora or dora or rslora or qlora, or remove",
     "model.peft.method=ia3 model.peft.lora_alpha=4": "remove model.peft.lora_alpha",
+    "model.peft.method=ia3 model.peft.trainable_token_indices=[3]": "remove model.peft.trainable_token_indices",
     "model.peft.method=prompt_tuning model.peft.lora_dropout=0.5": "remove model.peft.lora_dropout",
     "model.peft.method=prompt_tuning model.peft.target_modules=[a]": "remove model.peft.target_modules",
     "model.peft.method=lora model.peft.num_virtual_tokens=4": "only prompt_tuning uses this setting",
@@ -97,8 +98,7 @@ CONFLICTS = {
     "model.freeze=backbone model.unfreeze.step_9=[a] train.max_steps=9": "set an earlier step in model.unfreeze",
     "model.freeze=backbone model.unfreeze.epoch_3=[a]": "train.num_train_epochs (3.0): the run would end before these",
     "model.from_config.model_type=bert model.peft.method=qlora": "to lora, or set model.name_or_path",
-    "model.peft.method=qlora checkpoint.resume=auto": "set checkpoint.resume to none, or model.peft.method to lora",
-    "model.peft.method=qlora checkpoint.load_best_model_at_end=true": "set checkpoint.load_best_model_at_end to false",
+    "model.peft.method=dora model.peft.init_lora_weights=pissa": "set model.peft.method to lora or rslora, or remove",
     "data.dataset_name=glue": "both name training rows; remove one of them",
     "data.train_file=null": "no training rows are given",
     "data.dataset_config_name=sst2": "remove data.dataset_config_name",
@@ -213,6 +213,7 @@ CONFLICTS = {
     "parallel.fsdp=2 train.optim=lion_8bit": "the states of bitsandbytes' optimizers cannot be split",
     "parallel.fsdp=2 train.torch_compile=true": "the model is compiled before it is split",
     "parallel.fsdp=2 train.snapshot_ensemble=true": "snapshots are complete models",
+    "parallel.fsdp=2 model.peft.method=lora model.peft.trainable_token_indices=[1]": "a weight that is in parts",
     "parallel.fsdp=2 model.peft.method=qlora": "weights of 4 bits cannot be split",
     "parallel.tensor=2 train.optim=schedule_free_adamw": "this optimizer counts its steps for all parameters together",
     "parallel.schedule=gpipe": "only a pipeline has a schedule; set parallel.pipeline, or remove parallel.schedule",
@@ -286,7 +287,6 @@ GPU_ONLY = {
     "train.tf32=true": "TensorFloat32 is a format of NVIDIA GPUs, and the launcher selects the CPU; remove train.tf32",
     "train.activation_offload=true": "activations are already in CPU memory, because the launcher selects the CPU",
     "model.attn_implementation=flex_attention": "it can be trained only on a GPU, and the launcher selects the CPU",
-    "model.peft.method=qlora": "a GPU for its 4-bit weights, and the launcher selects the CPU; set .* to lora",
 }
 
 

@@ -11,8 +11,9 @@ from toolkit.optim.presets import PRESETS
 
 _LOW_RANK = ("lora", "dora", "rslora", "qlora")
 _ADAPTER_SETTINGS = {
-    **dict.fromkeys(("r", "lora_alpha", "lora_dropout"), _LOW_RANK),
+    **dict.fromkeys(("r", "lora_alpha", "lora_dropout", "trainable_token_indices"), _LOW_RANK),
     "target_modules": (*_LOW_RANK, "ia3"),
+    "init_lora_weights": ("lora", "rslora"),
     "num_virtual_tokens": ("prompt_tuning",),
 }
 """Settings of adapters, and the methods that use them."""
@@ -72,12 +73,6 @@ RULES = (
     Rule(lambda c: c.model.peft.method == "qlora" and c.model.from_config is not None,
          ("model.peft.method", "model.from_config"), "only pretrained weights can be quantized to 4 bits",
          "set model.peft.method to lora, or set model.name_or_path to a pretrained model"),
-    Rule(lambda c: c.model.peft.method == "qlora", ("model.peft.method",),
-         "qlora needs a GPU for its 4-bit weights, and the launcher selects the CPU", "set model.peft.method to lora",
-         launcher="ACCELERATE_USE_CPU"),
-    Rule(lambda c: c.model.peft.method == "qlora" and c.checkpoint.resume != "none",
-         ("model.peft.method", "checkpoint.resume"), "bitsandbytes cannot reload the scales of saved 4-bit weights",
-         "set checkpoint.resume to none, or model.peft.method to lora"),
     Rule(lambda c: c.model.peft.method == "qlora" and c.train.snapshot_ensemble,
          ("model.peft.method", "train.snapshot_ensemble"),
          "bitsandbytes cannot reload the scales of saved 4-bit weights",
@@ -85,8 +80,4 @@ RULES = (
     Rule(lambda c: bool(c.model.unfreeze) and PRESETS[c.train.optim].averages, ("model.unfreeze", "train.optim"),
          "the optimizer counts steps for all parameters together, so the first updates of those that come later would "
          "be far too large", "remove model.unfreeze, or set train.optim to another optimizer"),
-    Rule(lambda c: c.model.peft.method == "qlora" and c.checkpoint.load_best_model_at_end,
-         ("model.peft.method", "checkpoint.load_best_model_at_end"),
-         "bitsandbytes cannot reload the scales of saved 4-bit weights",
-         "set checkpoint.load_best_model_at_end to false, or model.peft.method to lora"),
 )  # fmt: skip

@@ -113,6 +113,8 @@ PARALLEL_RULES = (
              "only replicas exchange complete gradients", "remove train.ddp_comm_hook"),
     _not_when_split(lambda c: c.train.snapshot_ensemble, "train.snapshot_ensemble", "snapshots are complete models",
              "remove train.snapshot_ensemble"),
+    _not_when_split(lambda c: bool(c.model.peft.trainable_token_indices), "model.peft.trainable_token_indices",
+             "rows of a weight that is in parts are not found", "remove model.peft.trainable_token_indices"),
     _not_when_split(lambda c: c.model.peft.method == "qlora", "model.peft.method", "weights of 4 bits cannot be split",
              "set model.peft.method to lora"),
     Rule(lambda c: c.parallel.tensor > 1 and PRESETS[c.train.optim].averages, ("parallel.tensor", "train.optim"),

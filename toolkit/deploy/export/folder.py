@@ -6,10 +6,10 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from toolkit.data.batching.batches import evaluation_loader
 from toolkit.data.loading import check_rows
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import apply_policy, load_table
-from toolkit.deploy.convert import reloaded, require_mergeable, write_merged
+from toolkit.deploy.convert import add_runs, reloaded, require_mergeable, write_merged
 from toolkit.deploy.export.archive import own_card, private_paths, shorten_paths
 from toolkit.deploy.export.formats import FORMATS, MODEL, TOLERANCE, Format, Written, write_pair
 from toolkit.deploy.export.graph import example_of, examples_of_pair
@@ -88,6 +88,8 @@ class Request:
     data: str | None = None  # labelled rows to compare on; None for the run's own validation rows
     trust_remote_code: bool = False  # whether Python code in the model's folder may run
     overrides: Sequence[str] = ()  # how answers are made
+    others: Sequence[Path] = ()  # further runs, whose adapters are added
+    combined: Mapping[str, Any] = field(default_factory=dict)  # arguments of `combine`
 
 
 def export_folder(request: Request) -> None:
@@ -117,11 +119,12 @@ def export_folder(request: Request) -> None:
     rows = labelled_rows(cfg, task, request.run_folder, request.data, request.max_rows)
     try:
         with written_folder(request.output) as folder, _plain_model(request, cfg, task) as plain:
-            run = _opened(request.run_folder, cfg, task)
+            run = _opened(request, cfg, task)
             data = run.preprocessed(rows, labelled=True)
             written = _merged(run, plain, folder) if chosen is None else _graph(run, plain, folder, chosen, data)
             tolerance = TOLERANCE if chosen is None else chosen.tolerance
-            parity = measure(run, written.model, data, folder, request.format, tolerance, written.notes)
+            notes = {**written.notes, **request.combined}
+            parity = measure(run, written.model, data, folder, request.format, tolerance, notes)
             parity.check()
             usage = None if chosen is None else chosen.usage([*written.names] if _is_pair(run) else [MODEL])
             _describe(request, run, parity, folder, usage)
@@ -158,11 +161,14 @@ def _template(task: Task) -> str | None:
     return name if (TEMPLATES / f"{name}{SUFFIX}").is_file() else None
 
 
-def _opened(folder: Path, cfg: Config, task: Task) -> TrainedRun:
-    """Opens a run on the CPU."""
+def _opened(request: Request, cfg: Config, task: Task) -> TrainedRun:
+    """Opens the run on the CPU."""
     with own_process_state():
         os.environ["ACCELERATE_USE_CPU"] = "true"  # restored with the state
-        return open_run(folder, cfg, task, build_accelerator(cfg))
+        run = open_run(request.run_folder, cfg, task, build_accelerator(cfg))
+    if request.combined:
+        add_runs(run, request.run_folder, request.others, request.combined)
+    return run
 
 
 @contextmanager
@@ -172,7 +178,7 @@ def _plain_model(request: Request, cfg: Config, task: Task) -> Iterator[Path]:
         yield RunFolder(request.run_folder).model
         return
     with TemporaryDirectory(prefix=f".{request.output.name}.", dir=request.output.absolute().parent) as temporary:
-        write_merged(_opened(request.run_folder, cfg, task), Path(temporary))
+        write_merged(_opened(request, cfg, task), Path(temporary))
         yield Path(temporary)
 
 
@@ -228,7 +234,8 @@ def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path, u
     changed = {"overrides": [*request.overrides]} if request.overrides else {}
     write_json(folder / PARITY, parity.as_json() | changed)
     name, config = request.run_folder.absolute().name, run.bare_model.config
-    scores, facts = scores_of(own_card(request.run_folder)), read_json(RunFolder(request.run_folder).facts)
+    own, facts = own_card(request.run_folder), read_json(RunFolder(request.run_folder).facts)
+    scores = scores_of("" if request.combined else own)
     card = model_card(Card(name, run.cfg, run.task, config, facts, scores, adapted=False, usage=usage))
     write_text(folder / CARD, with_section(card, f"Export: {request.format}", parity.markdown()))
 
@@ -236,7 +243,7 @@ def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path, u
 def _add_to_own_card(request: Request, parity: Parity) -> None:
     """Adds the parity to the card of the run; warns if that cannot be written, because the export is complete."""
     card, own = RunFolder(request.run_folder).model_card, own_card(request.run_folder)
-    if not own:
+    if not own or request.combined:
         return
     try:
         write_text(card, with_section(own, f"Export: {request.format}", parity.markdown()))
