@@ -274,6 +274,12 @@ KINDS = (
         settings=[data_format("messages")],
     ),
     Kind(
+        *("prompts", "language_modeling", "instructions with inputs and outputs"),
+        find=find_instructions,
+        limits=answers,
+        settings=[data_format("alpaca")],
+    ),
+    Kind(
         *("speech", "speech_recognition", "recordings with their transcripts"),
         find=find_speech,
         texts=("text",),
@@ -332,12 +338,6 @@ KINDS = (
         texts=("text",),
         limits=truncation(max_length="text"),
         settings=[label_settings],
-    ),
-    Kind(
-        *("prompts", "language_modeling", "instructions with inputs and outputs"),
-        find=find_instructions,
-        limits=answers,
-        settings=[data_format("alpaca")],
     ),
     Kind(
         *("prompts", "language_modeling", "prompts and completions"),
