@@ -99,7 +99,7 @@ LAYOUTS = {
         given=("--recipe", "language_modeling", "data.columns.text=text"),
     ),
     "prompts with completions": Layout(
-        lambda n: {"id": n, "source": "farm", "prompt": asked(n), "completion": good(n)}, found=(TEXTS,)
+        lambda n: {"id": n, "source": ("web", "book")[n % 2], "prompt": asked(n), "completion": good(n)}, found=(TEXTS,)
     ),
     "prompts with completions in messages": Layout(
         lambda n: {"prompt": [user(n)], "completion": [assistant(good(n))]}, model="chat",

@@ -507,13 +507,18 @@ def test_tools_of_conversations_are_counted(tmp_path) -> None:
     assert init(source)["task"]["block_size"] >= 96  # of a model that is not there
 
 
-def test_questions_with_answers_are_no_translation(tmp_path) -> None:
+def test_questions_with_answers_are_neither_a_translation_nor_labelled(tmp_path) -> None:
     for names in (("question", "answer"), ("prompt", "completion")):
         faq = [{names[0]: f"How do I do {n}?", names[1]: f"You press {n}, and that is it."} for n in range(40)]
         assert init(written(tmp_path, faq))["task"]["data_format"] == "prompt_completion"
         mixed = [{names[0]: text, names[1]: f"Das ist nicht die {n}, und das mit der {n}."}
                  for n, text in enumerate(TEXTS)]  # fmt: skip
         assert init(written(tmp_path, mixed))["task"]["data_format"] == "prompt_completion"
+        sources = [{**row, "source": ("web", "book")[n % 2]} for n, row in enumerate(faq)]
+        assert init(written(tmp_path, sources))["task"]["data_format"] == "prompt_completion"
+        assert init(written(tmp_path, sources), "data.columns.label=source")["task"]["problem_type"]
+    pairs = [{"question": f"How is {n}?", "answer": f"It is {n}.", "label": n % 2} for n in range(40)]
+    assert init(written(tmp_path, pairs))["data"]["columns"] == {"text": "question", "text_pair": "answer"}
     alpaca = [{"instruction": f"Do {n}.", "input": f"das ist die {n}" if n % 2 else "", "output": f"{n} it is"}
               for n in range(40)]  # fmt: skip
     assert init(written(tmp_path, alpaca))["task"]["data_format"] == "alpaca"

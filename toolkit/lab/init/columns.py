@@ -127,7 +127,7 @@ def length(column: ColumnProfile) -> tuple[float]:
     return (column.mean_characters,)
 
 
-_ANSWERED = (("prompt", "completion"), ("question", "answer"))
+_ANSWERED = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"), ("instruction", "response"))
 """Names of two columns of which one answers the other, whatever their languages."""
 
 
@@ -206,6 +206,19 @@ def find_prompts(profile: Profile, given: Columns) -> Columns | None:
             f"{COLUMN}prompt={shlex.quote(prompt)}"
         )
     return found
+
+
+def find_named_prompts(profile: Profile, given: Columns) -> Columns | None:
+    """Finds prompts and completions whose names decide against other columns that may be labels; as `find_prompts`.
+
+    Only those of TRL's names decide against a column that is named as a label.
+    """
+    texts = {name.lower() for name, column in profile.columns.items() if column.kind == TEXT}
+    labels = [each for each in profile.columns.values() if LABEL_ROLE.named(each) and can_be_label(each)]
+    names = _ANSWERED[:1] if labels else _ANSWERED
+    if given.keys() - {"prompt", "completion"} or not any({*each} <= texts for each in names):
+        return None
+    return find_prompts(profile, given)
 
 
 def is_said(column: ColumnProfile) -> bool:

@@ -25,6 +25,7 @@ from toolkit.lab.init.columns import (
     find_clips,
     find_instructions,
     find_judged,
+    find_named_prompts,
     find_pair,
     find_plain_text,
     find_preferences,
@@ -304,6 +305,13 @@ KINDS = (
         texts=("context",),
         limits=windows,
         settings=[unanswerable],
+    ),
+    Kind(
+        *("prompts", "language_modeling", "prompts and completions"),
+        find=find_named_prompts,
+        texts=("prompt",),
+        limits=answers,
+        settings=[data_format("prompt_completion")],
     ),
     Kind(
         *("translation", "translation", "texts in two languages"),
