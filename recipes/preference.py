@@ -511,7 +511,7 @@ def _conversation(prompt: Any, answers: Mapping[str, Any]) -> dict[str, str]:
     """Returns a prompt as JSON of its messages, and the text of each answer to it. Raises BadRow if there is none."""
     given = asked = None if prompt is None or prompt == "" else conversations.check_messages(prompt, labelled=False)
     found: dict[str, str] = {}
-    for name, value in answers.items():
+    for name, value in zip(answers, map(conversations.unprinted, answers.values()), strict=True):
         if isinstance(value, str):
             found[name] = checked_text(value, name, f"column {name!r}")
             continue
@@ -524,7 +524,10 @@ def _conversation(prompt: Any, answers: Mapping[str, Any]) -> dict[str, str]:
             raise BadRow("columns 'chosen' and 'rejected' differ before their last message")
         found[name] = last
     if given is None:
-        raise BadRow("column 'prompt' is empty or not there")
+        raise BadRow(
+            "column 'prompt' is empty or not there; if rows are whole conversations, data.columns.prompt=chosen reads "
+            "the messages before the answer"
+        )
     return found | {"prompt": json.dumps(given, ensure_ascii=False)}
 
 

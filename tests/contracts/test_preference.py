@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import preference_runs
@@ -29,40 +30,50 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(folder):
-    """The folder, with all runs of one process."""
-    preference_runs.main(folder, *ONE)
-    return folder
+    """Returns a function that gives the folder of a run of one process, trained when it is first asked for."""
+
+    @cache
+    def trained(name: str) -> Path:
+        preference_runs.main(folder, name)
+        return folder / name
+
+    return trained
 
 
 @pytest.fixture(scope="module")
-def several(one):
-    """The folder, with those of two processes, too."""
-    fork([Path(preference_runs.__file__), one, *SEVERAL], 2)
-    return one
+def several(folder):
+    """The folder, with all runs of two processes."""
+    fork([Path(preference_runs.__file__), folder, *SEVERAL], 2)
+    return folder
 
 
-@pytest.mark.parametrize("name", [name for name in ONE if not name.endswith("-8x1") and name != "lora"])
+SPLITS = [name for name in ONE if not name.endswith("-8x1") and name != "lora"]
+FURTHER = ("ipo-2x4", "simpo-2x4")
+"""Splits that the slow tests compare: their losses are sums over pairs as DPO's and ORPO's."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each in FURTHER)) for each in SPLITS])
 def test_every_split_of_one_process(one, name):
-    assert_equal_runs(one / f"{loss_of(name)}-8x1", one / name)
-    steps = lines(one / name, "loss")
+    assert_equal_runs(one(f"{loss_of(name)}-8x1"), one(name))
+    steps = lines(one(name), "loss")
     assert len({step["num_items"] for step in steps}) == 2  # a short window at the end of the epoch
     assert steps[0]["loss"] != steps[-1]["loss"]
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", SEVERAL)
-def test_every_strategy(several, name):
-    assert_equal_runs(several / f"{loss_of(name)}-8x1", several / name)
+def test_every_strategy(one, several, name):
+    assert_equal_runs(one(f"{loss_of(name)}-8x1"), several / name)
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
-def test_resumed_it_is_equal_to_the_bit(one, loss):
-    name, saved, resumed = f"{loss}-2x4", one / f"{loss}-saved", one / f"{loss}-resumed"
-    own = settings_of(one, name)
+def test_resumed_it_is_equal_to_the_bit(folder, one, loss):
+    name, saved, resumed = f"{loss}-2x4", folder / f"{loss}-saved", folder / f"{loss}-resumed"
+    own = settings_of(folder, name)
     train_recipe(RECIPE, SETTINGS, *own, "checkpoint.save_steps=2", f"output_dir={saved}", double=True)
     (checkpoint,) = saved.glob("checkpoints/*2")
     train_recipe(RECIPE, SETTINGS, *own, f"checkpoint.resume={checkpoint}", f"output_dir={resumed}", double=True)
-    assert_same_weights(one / name, resumed)
+    assert_same_weights(one(name), resumed)
 
 
 def twelve(folder: Path, loss: str) -> tuple[Path, list[dict[str, object]]]:
@@ -161,7 +172,7 @@ def test_the_reference_is_the_model_without_its_adapters(one):
     from peft import PeftModel
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    run, config = one / "lora", AutoConfig.from_pretrained(one / "dpo-8x1" / "model")
+    run, config = one("lora"), AutoConfig.from_pretrained(one("dpo-8x1") / "model")
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
     torch.manual_seed(SETTINGS["seed"])
     base = AutoModelForCausalLM.from_config(config, dtype=torch.float32).double()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,49 +33,60 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(folder):
-    """The folder, with all runs of one process."""
-    window_runs.main(folder, *ONE)
-    return folder
+    """Returns a function that gives the folder of a run of one process, trained when it is first asked for."""
+
+    @cache
+    def trained(name: str) -> Path:
+        window_runs.main(folder, name)
+        return folder / name
+
+    return trained
 
 
 @pytest.fixture(scope="module")
-def several(one):
-    """The folder, with those of two and three processes, too."""
+def several(folder):
+    """The folder, with all runs of two and three processes."""
     for processes in (2, 3):
         names = [name for name in SEVERAL if RUNS[name][0] == processes]
-        fork([Path(window_runs.__file__), one, *names], processes)
-    return one
+        fork([Path(window_runs.__file__), folder, *names], processes)
+    return folder
 
 
-@pytest.mark.parametrize("name", [name for name in ONE if name != "16x1" and not name.startswith("dropout")])
+SPLITS = [name for name in ONE if not name.endswith("16x1") and not name.startswith("dropout")]
+FURTHER = ("8x2", "padded", "auto_batch_size", "cosine-2x8")
+"""Splits that the slow tests compare; the fast ones have others of their kind."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each in FURTHER)) for each in SPLITS])
 def test_every_split_of_one_process(one, name):
     own = name.split("-")[0]
-    assert_equal_runs(one / (f"{own}-16x1" if own in OWN else "16x1"), one / name)
-    steps = lines(one / name, "loss")
+    assert_equal_runs(one(f"{own}-16x1" if own in OWN else "16x1"), one(name))
+    steps = lines(one(name), "loss")
     assert [step["num_items"] for step in steps] == [16, 16, 16, 12, 16]  # a short window at the end of the epoch
     assert steps[0]["loss"] != steps[-1]["loss"]
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", SEVERAL)
-def test_every_strategy(several, name):
-    assert_equal_runs(several / "16x1", several / name)
+def test_every_strategy(one, several, name):
+    assert_equal_runs(one("16x1"), several / name)
 
 
 def test_both_engines_draw_the_same_dropout(one):
-    assert_same_weights(one / "dropout-loop", one / "dropout-trainer")
-    assert lines(one / "dropout-loop", "loss") == lines(one / "dropout-trainer", "loss")
-    assert lines(one / "dropout-loop", "loss")[0]["loss"] != lines(one / "16x1", "loss")[0]["loss"]
+    loop, trainer = one("dropout-loop"), one("dropout-trainer")
+    assert_same_weights(loop, trainer)
+    assert lines(loop, "loss") == lines(trainer, "loss")
+    assert lines(loop, "loss")[0]["loss"] != lines(one("16x1"), "loss")[0]["loss"]
 
 
-def test_resumed_with_dropout_it_is_equal_to_the_bit(one):
-    names = (f"data.train_file={one / 'triples.jsonl'}", *RUNS["dropout-loop"][1])
-    saved, resumed = one / "saved", one / "resumed"
+def test_resumed_with_dropout_it_is_equal_to_the_bit(folder, one):
+    names = (f"data.train_file={folder / 'triples.jsonl'}", *RUNS["dropout-loop"][1])
+    saved, resumed = folder / "saved", folder / "resumed"
     train_recipe(RECIPE, SETTINGS, *names, "checkpoint.save_steps=2", f"output_dir={saved}", double=True)
     (checkpoint,) = saved.glob("checkpoints/*2")
     resume = f"checkpoint.resume={checkpoint}"
     train_recipe(RECIPE, SETTINGS, *names, resume, f"output_dir={resumed}", double=True)
-    assert_same_weights(one / "dropout-loop", resumed)
+    assert_same_weights(one("dropout-loop"), resumed)
 
 
 def test_it_is_plain_training_on_the_whole_batch(folder):

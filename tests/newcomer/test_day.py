@@ -64,12 +64,14 @@ FAST = ("csv, semicolon", "questions")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in USERS]
 )
-def test_a_day(name: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_day(
+    name: str, model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     user = USERS[name]
     monkeypatch.chdir(tmp_path)
     user.write(tmp_path / user.name)
 
-    assert run_command("init", user.name, "--output", "my.yaml", "--model", models / user.model) == 0
+    assert run_command("init", user.name, "--output", "my.yaml", "--model", model(user.model)) == 0
     said = capsys.readouterr()
     assert f"toolkit train {user.recipe} --config my.yaml" in said.out
     yaml = Path("my.yaml").read_text(encoding="utf-8")

@@ -209,14 +209,14 @@ def written(newcomer: Newcomer, folder: Path) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NEWCOMERS)
 def test_from_a_file_to_answers_beside_its_rows(
-    name: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    name: str, model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     newcomer = NEWCOMERS[name]
     monkeypatch.chdir(tmp_path)
     numbers = dict(zip(written(newcomer, tmp_path), newcomer.rows, strict=True))
 
-    model = models / newcomer.model
-    assert run_command("init", newcomer.name, *newcomer.given, "--model", model, "--output", "my.yaml") == 0
+    given = (*newcomer.given, "--model", model(newcomer.model))
+    assert run_command("init", newcomer.name, *given, "--output", "my.yaml") == 0
     said = capsys.readouterr().out
     shown = said + Path("my.yaml").read_text(encoding="utf-8")
     assert [what for what in newcomer.said if what not in shown] == [], shown
@@ -250,13 +250,15 @@ def label_of(record: Mapping[str, Any]) -> Any:
     return record["completion"] if "completion" in record else record["label"]
 
 
-def test_parts_of_a_recording_are_rows_of_their_own(models: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_parts_of_a_recording_are_rows_of_their_own(
+    model: Callable[[str], Path], tmp_path: Path, monkeypatch, capsys
+) -> None:
     newcomer = NEWCOMERS["segments"]
     monkeypatch.chdir(tmp_path)
     written(newcomer, tmp_path)
     settings = (
         *("task.modality=audio", "data.columns={audio: file, label: bird}", "data.drop_duplicates=true"),
-        *("data.validation_split=0.2", "output_dir=run", f"model.name_or_path={models / 'audio'}"),
+        *("data.validation_split=0.2", "output_dir=run", f"model.name_or_path={model('audio')}"),
     )
     Path("my.yaml").write_text("data: {train_file: birds.csv}\n")
     assert run_command("validate", "reviews", "--config", "my.yaml", *settings) == 0

@@ -270,6 +270,7 @@ def test_scored_pairs_have_correlations(scored):
     assert len(record["embedding"]) == 32
 
 
+@pytest.mark.usefixtures("forked_trials")
 def test_scored_pairs_can_be_ranked(scored, tmp_path):
     config = [f"data.train_file={scored.parent / 'pairs.jsonl'}", *PAIRS, "task.loss=cosine", "task.ranking=true"]
     train("embeddings", tmp_path / "run", *FEW, *config)
@@ -311,6 +312,7 @@ def test_rows_with_one_anchor_stay_on_one_side(tmp_path):
     assert kept
 
 
+@pytest.mark.usefixtures("forked_trials")
 def test_baselines_rank_by_words(tmp_path):
     assert run_command("baseline", "embeddings", "--config", "smoke", "--output", tmp_path) == 0
     found = json.loads((tmp_path / "baseline.json").read_text())

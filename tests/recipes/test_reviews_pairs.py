@@ -76,7 +76,7 @@ def tokenizer_of(family: str) -> transformers.PreTrainedTokenizerBase:
     )  # fmt: skip
 
 
-FAMILIES = ("bert", "roberta", "deberta-v2", "distilbert", "modernbert")
+FAMILIES = ("bert", "roberta", "modernbert", "deberta-v2", "distilbert")
 
 
 def saved(family: str, folder: Path) -> Path:
@@ -123,6 +123,7 @@ def data_of(folder: Path, count: int = 12) -> list[str]:
     return [f"data.train_file={file}", f"data.validation_file={file}"]
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pairs_are_trained_as_a_plain_loop_trains_them(family, tmp_path):
     model = saved(family, tmp_path)
@@ -294,6 +295,7 @@ def test_baselines_read_both_texts(finished, tmp_path, capsys):
     assert all(0 <= each["scores"]["eval_accuracy"] <= 1 for each in found["baselines"])
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["pair", "columns"])
 def test_the_smoke_configurations_learn(name, tmp_path):
     train(f"reviews/smoke_{name}", tmp_path / "run", "train.num_train_epochs=12", sizes=BY_SPLIT)

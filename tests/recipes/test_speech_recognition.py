@@ -62,12 +62,21 @@ def pretrained(folder):
     return f"model.name_or_path={folder}", "model.from_config=null"
 
 
+@pytest.fixture(scope="module")
+def recogniser(tmp_path_factory):
+    """A run of a small wav2vec 2.0."""
+    folder = tmp_path_factory.mktemp("recogniser") / "run"
+    train(CTC, folder, *FEW)
+    return folder
+
+
 @KINDS
 def test_every_split_of_a_window_is_the_same_update(config, tmp_path):
     assert_splits_agree(config, tmp_path, *SHORT)
 
 
 @KINDS
+@pytest.mark.fast(1)
 def test_both_engines_train_alike(config, tmp_path):
     for engine in ("loop", "trainer"):
         train(config, tmp_path / engine, *SHORT, f"engine={engine}")
@@ -133,11 +142,10 @@ def test_transcripts_that_do_not_fit_are_bad_rows_with_the_reason(tmp_path):
         train(WHISPER, tmp_path / "other", *FEW, *files)
 
 
-def test_a_pretrained_encoder_without_vocabulary_gets_that_of_the_transcripts(tmp_path, monkeypatch):
+def test_a_pretrained_encoder_without_vocabulary_gets_that_of_the_transcripts(recogniser, tmp_path, monkeypatch):
     from transformers import Wav2Vec2FeatureExtractor, Wav2Vec2Model
 
-    train(CTC, tmp_path / "old", *FEW)
-    Wav2Vec2Model.from_pretrained(tmp_path / "old" / "model").save_pretrained(tmp_path / "encoder")
+    Wav2Vec2Model.from_pretrained(recogniser / "model").save_pretrained(tmp_path / "encoder")
     Wav2Vec2FeatureExtractor(sampling_rate=8000, return_attention_mask=True).save_pretrained(tmp_path / "encoder")
     files = recordings(tmp_path / "data", ["wöchentlich zwölf Möwen"] * 8)
     settings = (*FEW, *files, *pretrained(tmp_path / "encoder"), "checkpoint.save_steps=1", "train.max_steps=4")
@@ -153,19 +161,18 @@ def test_a_pretrained_encoder_without_vocabulary_gets_that_of_the_transcripts(tm
     assert predictions(tmp_path / "run") == predictions(tmp_path / "other")
 
 
-def test_the_adapters_of_the_language_are_loaded_and_only_they_and_the_head_are_trained(tmp_path, capsys):
+def test_the_adapters_of_the_language_are_loaded_and_only_they_and_the_head_are_trained(recogniser, tmp_path, capsys):
     from safetensors.torch import save_file
     from transformers import AutoConfig, Wav2Vec2CTCTokenizer, Wav2Vec2ForCTC
 
-    train(CTC, tmp_path / "old", *FEW)
     mms, special = tmp_path / "mms", ["<pad>", "<s>", "</s>", "<unk>", "|"]
     letters = {"eng": "abc", "fra": "aeiuwy"}
     tokens = {name: {each: place for place, each in enumerate([*special, *own])} for name, own in letters.items()}
-    config = AutoConfig.from_pretrained(tmp_path / "old" / "model", adapter_attn_dim=4, vocab_size=8)
+    config = AutoConfig.from_pretrained(recogniser / "model", adapter_attn_dim=4, vocab_size=8)
     model = Wav2Vec2ForCTC(config)
     model.save_pretrained(mms)
     (mms / "vocab.json").write_text(json.dumps(tokens))
-    load(tmp_path / "old").processor.feature_extractor.save_pretrained(mms)
+    load(recogniser).processor.feature_extractor.save_pretrained(mms)
     Wav2Vec2CTCTokenizer(str(mms / "vocab.json"), target_lang="eng").save_pretrained(mms)
     model.lm_head = torch.nn.Linear(model.lm_head.in_features, 11)
     model.init_adapter_layers()
@@ -188,10 +195,9 @@ def test_the_adapters_of_the_language_are_loaded_and_only_they_and_the_head_are_
         train(CTC, tmp_path / "other", *settings, "task.language=swe")
 
 
-def test_characters_outside_the_vocabulary_are_counted_and_named(tmp_path, capsys):
-    train(CTC, tmp_path / "old", *FEW)
+def test_characters_outside_the_vocabulary_are_counted_and_named(recogniser, tmp_path, capsys):
     files = recordings(tmp_path / "data", ["aiya 7", "ewa 7"] * 4)
-    train(CTC, tmp_path / "run", *FEW, *files, *pretrained(tmp_path / "old" / "model"))
+    train(CTC, tmp_path / "run", *FEW, *files, *pretrained(recogniser / "model"))
     said = " ".join(capsys.readouterr().out.split())
     assert "train: 8 of 44 characters unknown to the vocabulary (18.2%): '7' (8)" in said
 

@@ -64,16 +64,17 @@ def save_language_model(folder: Path) -> None:
     made = _plain_tokenizer([row["Review Text"] for row in reviews()])
     made.save_pretrained(folder)
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(vocab_size=len(made), max_position_embeddings=128, **SIZES)
+    config = transformers.LlamaConfig(vocab_size=len(made), max_position_embeddings=1024, **SIZES)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def save_chat_model(folder: Path) -> None:
-    """Saves a causal language model whose tokenizer has a chat template."""
+    """Saves a causal language model whose tokenizer has a chat template with tools."""
     save_language_model(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = (
-        "{% for turn in messages %}{{ turn.role }} : {{ turn.content }} {{ eos_token }} {% endfor %}"
+        "{% if tools %}{{ tools | tojson }} {% endif %}{% for turn in messages %}{{ turn.role }} : {{ turn.content }} "
+        "{% if turn.tool_calls %}{{ turn.tool_calls | tojson }} {% endif %}{{ eos_token }} {% endfor %}"
         "{% if add_generation_prompt %}assistant : {% endif %}"
     )
     tokenizer.save_pretrained(folder)

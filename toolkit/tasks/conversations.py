@@ -10,6 +10,7 @@ from typing import Any
 
 from toolkit.api.batch import BadRow, Row
 from toolkit.base.console import shorten
+from toolkit.data.values import printed_list
 from toolkit.tasks.records import checked_text
 
 Message = dict[str, Any]
@@ -21,6 +22,8 @@ FURTHER = ("name", "tool_calls", "tool_call_id", "reasoning_content")
 """Further keys of messages, which are given to the chat template: OpenAI's, and the thinking before an answer."""
 TRAIN = "train"
 """Key of messages of the assistant that are not trained; its value is false."""
+PRINTED = re.compile(r"\s*\[\s*\{.*?['\"](role|from)['\"]\s*:", re.DOTALL)
+"""How a conversation begins that a cell of a table holds as text, in JSON or as Python prints it."""
 _THINKING = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
@@ -40,7 +43,7 @@ def check_messages(value: Any, labelled: bool, begins: bool = True) -> list[Mess
     Args:
         value: a list of mappings with `role` and `content` (a text, or a list of parts of type `text`), or `from` and
             `value` as in ShareGPT's files, and the keys `FURTHER`; answers with `train: false` or `weight: 0` are not
-            trained. JSON is read; without labels, other text is a message of the user.
+            trained. Printed ones are read (see `unprinted`); without labels, other text is a message of the user.
         labelled: whether the conversation must have an answer, a message of the assistant. What follows the last answer
             is removed, because it changes nothing; otherwise, answers at the end are removed, to be predicted.
         begins: whether it begins the conversation, and so cannot begin with an answer.
@@ -48,9 +51,7 @@ def check_messages(value: Any, labelled: bool, begins: bool = True) -> list[Mess
     Raises:
         BadRow: if it is no such list, or has no answer or nothing to answer.
     """
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        with suppress(ValueError):
-            value = json.loads(value)
+    value = unprinted(value)
     if isinstance(value, str) and not labelled and value.strip():
         value = [{"role": "user", "content": value}]
     listed = isinstance(value, Sequence) and not isinstance(value, str)
@@ -66,6 +67,14 @@ def check_messages(value: Any, labelled: bool, begins: bool = True) -> list[Mess
     if not messages or (begins and messages[0]["role"] == ASSISTANT):
         raise BadRow("the conversation has no message before its first answer")
     return messages
+
+
+def unprinted(value: Any) -> Any:
+    """Returns the list of messages that text holds in JSON, or as Python prints it; other values as they are."""
+    if isinstance(value, str) and PRINTED.match(value):
+        with suppress(BadRow):
+            return printed_list(value) or value
+    return value
 
 
 def _message(number: int, message: Mapping[str, Any]) -> Message:
@@ -151,6 +160,9 @@ def checked_tools(value: Any) -> str | None:
     if isinstance(value, str) and value.strip():
         with suppress(ValueError):
             value = json.loads(value)
+    if isinstance(value, str):
+        with suppress(BadRow):
+            value = printed_list(value) or value
     if value in (None, "", []):
         return None
     if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):

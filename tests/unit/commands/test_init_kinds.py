@@ -466,8 +466,62 @@ def test_chats_are_counted_in_their_template(tmp_path) -> None:
     template = "{% for turn in messages %}" + frame + "{{ turn.content }} {{ eos_token }} {% endfor %}"
     sizes = [init(chats, "--model", tmp_path / "model", *given)["task"]["block_size"]
              for given in ((), (f"task.chat_template={template}",))]  # fmt: skip
-    assert sizes[0] <= 48  # of the model's 128
+    assert sizes[0] <= 48
     assert sizes[1] >= 96
+
+
+def exchange(text: str, answer: str = "It is.") -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+
+
+@pytest.mark.parametrize("printed", [json.dumps, str])
+def test_conversations_in_cells_of_a_table_are_no_texts(tmp_path, printed) -> None:
+    chats = [{"messages": printed(exchange(text)), "from": "web"} for text in TEXTS]
+    assert init(written(tmp_path, chats))["task"]["data_format"] == "messages"
+    pairs = [{"prompt": printed(exchange(text)[:1]), "chosen": printed(exchange(text)[1:]),
+              "rejected": printed(exchange(text, "No.")[1:])} for text in TEXTS]  # fmt: skip
+    assert init(written(tmp_path, pairs))["task"]["data_format"] == "messages"
+    whole = [{"chosen": printed(exchange(text)), "rejected": printed(exchange(text, "No."))} for text in TEXTS]
+    assert init(written(tmp_path, whole))["data"]["columns"] == {"prompt": "chosen"}
+
+
+@pytest.mark.parametrize("answered", ["messages", "text"])
+def test_conversations_in_two_columns_are_joined_as_the_message_says(tmp_path, capsys, answered) -> None:
+    save_chat_model(tmp_path / "model")
+    answers = ("It is.", [{"role": "assistant", "content": "It is."}])[answered == "messages"]
+    source = written(tmp_path, [{"prompt": exchange(text)[:1], "response": answers} for text in TEXTS], "parts.jsonl")
+    said = refusal(capsys, source)
+    frame = pandas.read_json(source, lines=True)
+    exec(re.search(r"as in (.*); or", said)[1], {"frame": frame})
+    assert list(frame["messages"]) == [exchange(text) for text in TEXTS]
+    frame.to_json(tmp_path / "joined.jsonl", orient="records", lines=True)
+    assert init(tmp_path / "joined.jsonl", "--model", tmp_path / "model")["task"]["data_format"] == "messages"
+
+
+def test_tools_of_conversations_are_counted(tmp_path) -> None:
+    save_chat_model(tmp_path / "model")
+    tool = {"type": "function", "function": {"name": "weigh", "description": "is it good " * 30}}
+    chats = [{"messages": exchange(f"is it good {n}"), "tools": json.dumps([tool])} for n in range(40)]
+    source = written(tmp_path, chats, "tools.jsonl")
+    assert init(source, "--model", tmp_path / "model")["task"]["block_size"] >= 96
+    assert init(source)["task"]["block_size"] >= 96  # of a model that is not there
+
+
+def test_questions_with_answers_are_neither_a_translation_nor_labelled(tmp_path) -> None:
+    for names in (("question", "answer"), ("prompt", "completion")):
+        faq = [{names[0]: f"How do I do {n}?", names[1]: f"You press {n}, and that is it."} for n in range(40)]
+        assert init(written(tmp_path, faq))["task"]["data_format"] == "prompt_completion"
+        mixed = [{names[0]: text, names[1]: f"Das ist nicht die {n}, und das mit der {n}."}
+                 for n, text in enumerate(TEXTS)]  # fmt: skip
+        assert init(written(tmp_path, mixed))["task"]["data_format"] == "prompt_completion"
+        sources = [{**row, "source": ("web", "book")[n % 2]} for n, row in enumerate(faq)]
+        assert init(written(tmp_path, sources))["task"]["data_format"] == "prompt_completion"
+        assert init(written(tmp_path, sources), "data.columns.label=source")["task"]["problem_type"]
+    pairs = [{"question": f"How is {n}?", "answer": f"It is {n}.", "label": n % 2} for n in range(40)]
+    assert init(written(tmp_path, pairs))["data"]["columns"] == {"text": "question", "text_pair": "answer"}
+    alpaca = [{"instruction": f"Do {n}.", "input": f"das ist die {n}" if n % 2 else "", "output": f"{n} it is"}
+              for n in range(40)]  # fmt: skip
+    assert init(written(tmp_path, alpaca))["task"]["data_format"] == "alpaca"
 
 
 def test_the_prefix_of_t5_is_counted(tmp_path) -> None:

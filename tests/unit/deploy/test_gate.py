@@ -217,7 +217,8 @@ def test_translation_is_compared_by_bootstrap_of_its_corpus_score(tmp_path, monk
             one = np.ones(len(texts), dtype=np.int32)
             yield {"ids": ids, "tokens": one, "correct": one}
 
-    pair, same = pair_of("translation", SIZES["translation"], tmp_path, monkeypatch, answers)
+    few = ("data.max_eval_samples=10",)  # each of hundreds of samples is scored
+    pair, same = pair_of("translation", (*SIZES["translation"], *few), tmp_path, monkeypatch, answers)
     verdict, gain = judged(pair, margin=1.0)
     assert verdict == "worse"
     assert gain < -10

@@ -288,7 +288,7 @@ LARGE = (
 )
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("words", LARGE)
 def test_a_small_run_leaves_out_what_it_must_not_do(words, tmp_path):
     made = experiment(tmp_path, *words.split())

@@ -415,7 +415,10 @@ WRITES = [(population.Member, "keep"), (population, "replace_run"), (trials, "st
 """All that a population leaves behind, in whose midst it can be killed."""
 
 
-def test_a_population_goes_on_from_a_kill_at_any_moment(make, monkeypatch, tmp_path):
+@pytest.mark.fast(1)
+@pytest.mark.parametrize("part", range(3))
+def test_a_population_goes_on_from_a_kill_at_any_moment(part, make, monkeypatch, tmp_path):
+    """Each part kills it at every third moment."""
     asked = make[0](RATE, method="pbt", trials=3)
     calls, end = [], 0
 
@@ -458,7 +461,7 @@ def test_a_population_goes_on_from_a_kill_at_any_moment(make, monkeypatch, tmp_p
     _, whole = ended("whole")
     assert [each["state"] for each in whole] == ["finished"] * 3
     assert {name for _, name in WRITES} == set(calls)
-    for end in range(1, len(calls) + 1):
+    for end in range(1 + part, len(calls) + 1, 3):
         assert ended(f"killed-{end}") == (True, whole), (end, calls[end - 1])
 
 

@@ -105,10 +105,10 @@ def test_what_is_not_deferred_computes_the_logits():
 
 RUNS = {
     "language_modeling": (),
-    "language_modeling/smoke_chat": (),
-    "language_modeling/smoke_masked": (),
     "translation": ("eval.eval_steps=null",),
     "preference": (),
+    "language_modeling/smoke_chat": (),
+    "language_modeling/smoke_masked": (),
 }
 
 
@@ -119,6 +119,7 @@ def trained(folder: Path, name: str, chunks: bool, *more: str) -> Path:
     return run
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_training_is_the_same(name, tmp_path, monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK", 7)

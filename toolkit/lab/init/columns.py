@@ -17,6 +17,7 @@ from toolkit.data.sources import is_files
 from toolkit.lab.init.labels import MOST_WHOLE_CLASSES, can_be_label
 from toolkit.lab.init.models import language_named, language_of
 from toolkit.lab.init.profile import FILES, OBJECT, OBJECTS, PRINTED, TEXT, TEXTS, ColumnProfile, Profile
+from toolkit.tasks.conversations import PRINTED as PRINTED_CHAT
 from toolkit.tasks.records import FLAGS
 
 Columns = dict[str, str]
@@ -126,6 +127,10 @@ def length(column: ColumnProfile) -> tuple[float]:
     return (column.mean_characters,)
 
 
+_ANSWERED = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"), ("instruction", "response"))
+"""Names of two columns of which one answers the other, whatever their languages."""
+
+
 def find_pair(profile: Profile, given: Columns) -> Columns | None:
     """Finds a mapping of languages, or two columns of text in different languages."""
     mappings = [column for column in profile.columns.values() if column.kind == OBJECT]
@@ -141,6 +146,8 @@ def find_pair(profile: Profile, given: Columns) -> Columns | None:
     }
     if {"source", "target"} <= given.keys():
         return given
+    if any({*names} <= {name.lower() for name in texts} for names in _ANSWERED):
+        return None
     for source, target in permutations(texts, 2):
         pair = column_language(texts[source]), column_language(texts[target])
         if None not in pair and pair[0] != pair[1]:
@@ -156,11 +163,12 @@ def column_language(column: ColumnProfile) -> str | None:
 
 
 def is_chat(column: ColumnProfile) -> bool:
-    """Whether a column holds conversations, also as ShareGPT writes them."""
+    """Whether a column holds conversations, also as ShareGPT writes them, or as text in the cells of a table."""
+    if column.kind == TEXT:
+        return all(isinstance(value, str) and PRINTED_CHAT.match(value) for value in column.values)
+    needed = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
     return column.kind == OBJECTS and all(
-        {"role", "content"} <= turn.keys() or {"from", "value"} <= turn.keys()
-        for turns in column.values
-        for turn in turns
+        any(keys <= turn.keys() for keys in needed) for turns in column.values for turn in turns
     )
 
 
@@ -178,9 +186,9 @@ def is_tags(column: ColumnProfile) -> bool:
 def find_instructions(profile: Profile, given: Columns) -> Columns | None:
     """Finds instructions with inputs and outputs, by Alpaca's names."""
     names = ("instruction", "input", "output")
-    if {"prompt", "completion"} & given.keys() or not {*names} <= profile.columns.keys():
+    if given.keys() - {*names} or not {*names} <= profile.columns.keys():
         return None
-    return {name: name for name in names} if profile.columns["output"].kind == TEXT else None
+    return {name: name for name in names} | given if profile.columns["output"].kind == TEXT else None
 
 
 def find_prompts(profile: Profile, given: Columns) -> Columns | None:
@@ -200,6 +208,19 @@ def find_prompts(profile: Profile, given: Columns) -> Columns | None:
     return found
 
 
+def find_named_prompts(profile: Profile, given: Columns) -> Columns | None:
+    """Finds prompts and completions whose names decide against other columns that may be labels; as `find_prompts`.
+
+    Only those of TRL's names decide against a column that is named as a label.
+    """
+    texts = {name.lower() for name, column in profile.columns.items() if column.kind == TEXT}
+    labels = [each for each in profile.columns.values() if LABEL_ROLE.named(each) and can_be_label(each)]
+    names = _ANSWERED[:1] if labels else _ANSWERED
+    if given.keys() - {"prompt", "completion"} or not any({*each} <= texts for each in names):
+        return None
+    return find_prompts(profile, given)
+
+
 def is_said(column: ColumnProfile) -> bool:
     """Whether a column holds texts or conversations."""
     return column.kind == TEXT or is_chat(column)
@@ -211,7 +232,7 @@ def find_preferences(profile: Profile, given: Columns) -> Columns | None:
     if found is None or (both := roles(Role("prompt", "instruction question query input", is_said))(profile, found)):
         return found and both
     if is_chat(profile.column(found["chosen"])):
-        return found  # whole conversations
+        return found | {"prompt": found["chosen"]}  # whole conversations, also to predict their last messages
     raise InputError(
         f"{profile.source}: {found['chosen']} and {found['rejected']} are answers without a column of prompts; name it "
         f"with {COLUMN}prompt=COLUMN, or write what both begin with into one"
@@ -229,9 +250,11 @@ def find_judged(profile: Profile, given: Columns) -> Columns | None:
 
 
 def find_chats(profile: Profile, given: Columns) -> Columns | None:
-    """Finds conversations; raises InputError if their messages have other keys."""
+    """Finds conversations; raises InputError if they are in two columns, or their messages have other keys."""
     names = "conversation conversations chat"
     if found := roles(Role("messages", names, is_chat, length))(profile, given):
+        if "messages" not in given:
+            _require_one_column(profile, found)
         return found
     chats = [name for name in profile.columns if name.lower() in (*names.split(), "messages")]
     name = next((name for name in chats if profile.columns[name].kind == OBJECTS), None)
@@ -241,6 +264,21 @@ def find_chats(profile: Profile, given: Columns) -> Columns | None:
     raise InputError(
         f"{profile.source}: the messages of {name} have {keys}; they need role and content, or from and value, for "
         'instance {"role": "user", "content": "..."}'
+    )
+
+
+def _require_one_column(profile: Profile, found: Columns) -> None:
+    """Raises InputError if a column that was found is the beginning or the answer of a conversation."""
+    parts = roles(Role("prompt", "", is_chat), Role("completion", "response answer", is_said))(profile, {})
+    if parts is None or not {*found.values()} & {*parts.values()}:
+        return
+    prompt, completion = (f"frame[{name!r}]" for name in parts.values())
+    if not is_chat(profile.column(parts["completion"])):
+        completion += ".map(lambda text: [{'role': 'assistant', 'content': text}])"
+    raise InputError(
+        f"{profile.source}: {join([*parts.values()], 'and')} are parts of one conversation. Write them into one "
+        f"column, as in frame['messages'] = {prompt} + {completion}; or name a column of whole conversations: "
+        f"{COLUMN}messages=COLUMN"
     )
 
 

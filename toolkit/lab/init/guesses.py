@@ -214,9 +214,10 @@ def answers(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
             tokenizer = AutoTokenizer.from_pretrained(model.folder, local_files_only=True, trust_remote_code=False)
             tokenizer.chat_template = options.chat_template or tokenizer.chat_template
             if tokenizer.chat_template:
-                counts = [len(encode_prompt(restored(row["messages"]), tokenizer)) for row in some]
+                counts = [len(encode_prompt(restored(row["messages"]), tokenizer, row["tools"])) for row in some]
                 return [_limit("block_size", Tokens(counts, "counted in the model's chat template"), model)]
-    texts = [" ".join(turn["content"] for turn in row["messages"]) for row in some]
+    shown = ([row["tools"], *(turn[part] for turn in row["messages"] for part in ("content", "more"))] for row in some)
+    texts = [" ".join(filter(None, each)) for each in shown]
     found, turns = tokens(texts, model.folder), [len(row["messages"]) for row in some]
     counts = [count + TURN_TOKENS * turn for count, turn in zip(found.counts, turns, strict=True)]
     return [_limit("block_size", Tokens(counts, f"{found.how}, and {TURN_TOKENS} for each message's frame"), model)]

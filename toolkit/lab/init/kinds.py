@@ -25,6 +25,7 @@ from toolkit.lab.init.columns import (
     find_clips,
     find_instructions,
     find_judged,
+    find_named_prompts,
     find_pair,
     find_plain_text,
     find_preferences,
@@ -274,6 +275,12 @@ KINDS = (
         settings=[data_format("messages")],
     ),
     Kind(
+        *("prompts", "language_modeling", "instructions with inputs and outputs"),
+        find=find_instructions,
+        limits=answers,
+        settings=[data_format("alpaca")],
+    ),
+    Kind(
         *("speech", "speech_recognition", "recordings with their transcripts"),
         find=find_speech,
         texts=("text",),
@@ -298,6 +305,13 @@ KINDS = (
         texts=("context",),
         limits=windows,
         settings=[unanswerable],
+    ),
+    Kind(
+        *("prompts", "language_modeling", "prompts and completions"),
+        find=find_named_prompts,
+        texts=("prompt",),
+        limits=answers,
+        settings=[data_format("prompt_completion")],
     ),
     Kind(
         *("translation", "translation", "texts in two languages"),
@@ -332,12 +346,6 @@ KINDS = (
         texts=("text",),
         limits=truncation(max_length="text"),
         settings=[label_settings],
-    ),
-    Kind(
-        *("prompts", "language_modeling", "instructions with inputs and outputs"),
-        find=find_instructions,
-        limits=answers,
-        settings=[data_format("alpaca")],
     ),
     Kind(
         *("prompts", "language_modeling", "prompts and completions"),

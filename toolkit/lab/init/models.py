@@ -203,7 +203,7 @@ class Language:
 
 
 LANGUAGES = {
-    "en": Language(("english",), "en_XX", words="the of and to is that for it with was this are not have you"),
+    "en": Language(("english",), "en_XX", words="the of and to is that for it with was this are not have you do"),
     "de": Language(("german", "deutsch"), "de_DE", words="der die und das ist nicht mit den ein eine auf ich sich"),
     "fr": Language(("french", "francais"), "fr_XX", words="le les des et est dans pour une qui pas sur du nous avec"),
     "es": Language(("spanish", "espanol"), "es_XX", words="el los las que en un una por con para del es muy lo"),
