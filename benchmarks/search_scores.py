@@ -1,4 +1,4 @@
-"""Scores of the shipped configurations of embeddings and rankings on public data, with and without training.
+"""Scores of shipped configurations of embeddings, rankings and rewards on public data, with and without training.
 
     python benchmarks/search_scores.py --minilm FOLDER --data FOLDER [--only agxqa sick trec_qa] [--pairs 3]
 
@@ -28,6 +28,7 @@ CASES = {
     "sick": ("embeddings", "sick", "tsv", ("spearman", "pearson")),
     "trec_qa": ("embeddings", "trec_qa", "csv", RANKED),
     "trec_qa_reranker": ("reviews", "trec_qa", "csv", RANKED),
+    "trec_qa_reward": ("preference", "trec_qa_reward", "csv", ("reward_accuracy", "reward_margin")),
 }
 """The recipe and the configuration of each case, the ending of its files, and its scores."""
 
@@ -42,7 +43,23 @@ def command(words: Sequence[str], threads: int) -> None:
 def measured(name: str, options: Any) -> dict[str, Any]:
     """Trains a case with each seed, and scores its baselines."""
     recipe, config_name, ending, names = CASES[name]
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        return _measured(recipe, config_name, ending, names, options, Path(folder))
+
+
+def _measured(
+    recipe: str, config_name: str, ending: str, names: Sequence[str], options: Any, pairs: Path
+) -> dict[str, Any]:
     folder = options.data.resolve() / config_name
+    if recipe == "preference":
+        folder = pairs
+        for part in ("train", "validation"):
+            script, source = (
+                ROOT / "recipes/data/preference/pair.py",
+                options.data.resolve() / "trec_qa" / f"{part}.csv",
+            )
+            columns = ("--columns", "qtext,atext,label")
+            subprocess.run([sys.executable, script, source, folder / f"{part}.csv", *columns], check=True)
     rows = [f"data.{part}_file={folder / part}.{ending}" for part in ("train", "validation")]
     config = [recipe, "--config", config_name, *rows, f"model.name_or_path={options.minilm.resolve()}"]
     config += ["train.max_steps=2"] if options.quick else []

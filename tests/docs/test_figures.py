@@ -108,6 +108,10 @@ def test_the_accuracy_of_plans() -> None:
 def test_the_scores_of_searches_and_similarities() -> None:
     cases = read(RESULTS / "search_scores.json")["cases"]
     text = (ROOT / "recipes/configs/embeddings/README.md").read_text(encoding="utf-8")
+    reward = cases.pop("trec_qa_reward")
+    page = (ROOT / "recipes/configs/preference/README.md").read_text(encoding="utf-8")
+    assert f"({', '.join(f'{score:.3f}' for score in reward['scores']['trained'])} with seeds 42 to 44)" in page
+    assert f"({reward['baselines']['the longer answer']['reward_accuracy']:.3f})" in page
     for name, case in cases.items():
         metric, words = case["metric"], case["baselines"]
         (before,) = {each["before"][metric] for each in case["by_seed"]}
