@@ -1,8 +1,8 @@
-"""Writes the table of docs/parallel.md: which tasks each strategy trains like one process, and which it refuses.
+"""Writes the tables of docs/parallel.md: which tasks each strategy trains like one process, and what processes hold.
 
 python docs/render_strategies.py
 
-The figures in docs/strategies.json are measured by the slow tests of tests/contracts/test_split_models.py, which write
+The bytes are those of benchmarks/results/sharding.json, of bench_sharding.py. The figures in docs/strategies.json are measured by the slow tests of tests/contracts/test_split_models.py, which write
 them if WRITE_FIGURES is set. Why the others are refused is asked of the toolkit.
 """
 
@@ -19,6 +19,8 @@ from toolkit.recipe import load_task_type, validate
 HERE = Path(__file__).resolve().parent
 PAGE, FIGURES, RECIPES = HERE / "parallel.md", HERE / "strategies.json", HERE.parent / "recipes"
 BEGIN, END = "<!-- strategies: written by docs/render_strategies.py -->\n", "\n<!-- end of strategies -->"
+BYTES = HERE.parent / "benchmarks/results/sharding.json"
+BYTES_BEGIN, BYTES_END = "<!-- bytes: written by docs/render_strategies.py -->\n", "\n<!-- end of bytes -->"
 STRATEGIES = {
     "ddp": "data parallel",
     "zero1": "ZeRO-1",
@@ -97,7 +99,20 @@ def rendered() -> str:
     notes = "\n".join(f"{number}. {why}" for number, why in enumerate(reasons, start=1))
     before, rest = page.split(BEGIN)
     text = f"{table(['strategy', *(TASKS[name] for name in found['tasks'])], rows, marked_up=True)}\n\n{notes}"
-    return before + BEGIN + text + END + rest.split(END)[1]
+    return with_bytes(before + BEGIN + text + END + rest.split(END)[1])
+
+
+def with_bytes(page: str) -> str:
+    """Returns the page with the table of counted bytes."""
+    cases = json.loads(BYTES.read_text(encoding="utf-8"))["cases"]
+    rows = [
+        [name, f"{each['counted']:.0f}", f"{each['planned']:.0f} ({each['planned'] / each['counted'] - 1:+.0%})",
+         f"{each['sent']:.0f}"]
+        for name, each in cases.items()
+    ]  # fmt: skip
+    before, rest = page.split(BYTES_BEGIN)
+    text = table(["case", "counted peak, MiB", "planned", "sent in a step, MiB"], rows, marked_up=True)
+    return before + BYTES_BEGIN + text + BYTES_END + rest.split(BYTES_END)[1]
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ class FitResult:
     train_seconds: float
     items_per_second: float
     memory: MemoryUse
-    further: Mapping[str, float] = field(default_factory=dict)
+    further: Mapping[str, Any] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)
     costs: Mapping[str, float] = field(default_factory=dict)
     quality: Mapping[str, Quality] = field(default_factory=dict)

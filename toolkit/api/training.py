@@ -126,8 +126,8 @@ class Callback:
     def finish(self) -> None:
         """Called when training and saving are over: the parameters become the run's result."""
 
-    def final_metrics(self) -> dict[str, float]:
-        """Returns values for the report, after the last evaluation; must not change parameters."""
+    def final_metrics(self) -> dict[str, Any]:
+        """Returns values for the report, or lists by process, after the last evaluation; must not change parameters."""
         return {}
 
     def log_metrics(self) -> dict[str, float]:

@@ -278,6 +278,9 @@ class TrackingConfig:
     system_interval: Annotated[float, Field(ge=0.5, le=3600)] | None = 2.0
     """Seconds between samples of what each process uses: CPU, memory, disk, network, GPU (extra `system`). They are
     written to `system.jsonl`, and energy is computed from them. Null takes none."""
+    count_memory: bool = False
+    """Count the bytes of all tensors of each process in the second step (`counted_peak_bytes` in `run.json`), which
+    `toolkit plan` estimates. The step then takes several times as long."""
     grid_intensity: Annotated[float, Field(ge=0)] | None = None
     """Grams of CO2 for a kWh of electricity where the run takes place, to compute its emissions from its energy."""
     price_per_hour: Annotated[float, Field(ge=0)] | None = None

@@ -237,6 +237,10 @@ class ParallelConfig:
     Gradients do not depend on the schedule."""
     reshard_after_forward: bool = True
     """Frees gathered parameters between the forward and the backward pass, which gathers them again (`fsdp`)."""
+    gradient_sync: Literal["micro_batch", "window"] = "micro_batch"
+    """When gradients of sharded parameters are exchanged: after each micro-batch, so that a process never holds all of
+    them, or once per window, which sends less in float32 and holds a complete gradient (`fsdp`). Replicas of a sharded
+    model (HSDP) exchange once per window in both cases."""
     offload: bool = False
     """Keeps parameters, gradients and optimizer state in CPU memory while they are not needed on the GPU (`fsdp`). With
     `backend: deepspeed`, stages 1 and 2 keep only the optimizer's state there."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -17,6 +17,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils.weak import WeakTensorKeyDictionary
 
 if TYPE_CHECKING:
@@ -97,6 +98,46 @@ def stacks_of(model: nn.Module) -> list[list[nn.Module]]:
         [layer for layer in each if isinstance(layer, GradientCheckpointingLayer)] for each in lists
     ]
     return [stack for each, stack in zip(lists, stacks, strict=True) if stack and len(stack) == len(each)]
+
+
+def norms_of(model: nn.Module) -> list[nn.Module]:
+    """Returns the normalisation layers with parameters of their own."""
+    return [module for module in model.modules() if module._parameters and _is_norm(module)]
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "Norm" in type(module).__name__ and not module._modules
+
+
+def only_products(module: nn.Module, apart: Iterable[nn.Module] = ()) -> bool:
+    """Returns whether the weights of a module are factors of products, tables or norms, but for parts that are `apart`.
+
+    Autocast computes products in 16 bits anyway; what is added or multiplied element by element stays in float32.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    others = {part for each in apart for part in each.modules()}
+    holders = (part for part in module.modules() if part._parameters and part not in others)
+    return all(isinstance(each, nn.Linear | nn.Embedding | _ConvNd | Conv1D) or _is_norm(each) for each in holders)
+
+
+def keep_stream(model: Any, layers: Iterable[nn.Module]) -> None:
+    """Keeps in float32 what layers add up, as autocast does, where their weights are gathered in 16 bits."""
+
+    def enter(layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (_float32(arguments[0]), *arguments[1:]) if arguments else arguments
+
+    for layer in layers:
+        layer.register_forward_pre_hook(enter)
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    with suppress(NotImplementedError):
+        tables.append(model.get_input_embeddings())
+    for table in tables:
+        table.register_forward_hook(lambda module, arguments, output: _float32(output))
+
+
+def _float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def sharing_modules(model: nn.Module) -> list[list[nn.Module]]:

@@ -390,13 +390,14 @@ class Session(Training):
         evaluations = {name: found for name in run.data.evals if (found := self.evaluator.evaluate(name)) is not None}
         if test := evaluations.get("test"):
             self._log_scores(test.metrics, "test")
-        further = {**self.strategy.exchanged(), **self.updates.metrics()}
+        further: dict[str, Any] = {**self.strategy.exchanged(), **self.updates.metrics()}
         further |= {f"start_{score.name}": value for score in overall_scores(run.task)
                     if (value := state.start_scores.get(score.name)) is not None}  # fmt: skip
         for callback in self.callbacks.values():
             further |= callback.final_metrics()
         if further:
-            self.tracker.log({"step": state.step, "epoch": self.epoch, **further})
+            numbers = {name: value for name, value in further.items() if not isinstance(value, list)}
+            self.tracker.log({"step": state.step, "epoch": self.epoch, **numbers})
         run.system.end()
         return FitResult(
             steps=state.step, train_loss=self.meter.train_loss, evaluations=evaluations, best=state.best_metric,

@@ -32,6 +32,8 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
             continue
         if name in MEASURED and MEASURED[name].unit == "B":
             shown[name.removesuffix("_bytes")] = format_bytes(value)  # the value includes its unit
+        elif isinstance(value, list):  # by process
+            shown[name.removesuffix("_bytes")] = ", ".join(map(format_bytes, value))
         elif isinstance(value, int):
             shown[name] = f"{value:,}"
         else:

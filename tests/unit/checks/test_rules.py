@@ -201,6 +201,8 @@ CONFLICTS = {
     "train.dataloader_num_workers=0 train.dataloader_persistent_workers=true": "loaded in the training process",
     "train.dataloader_num_workers=0 train.dataloader_prefetch_factor=3": "set train.dataloader_num_workers above 0",
     "train.auto_batch_size=true train.per_device_train_batch_size=1": "a micro-batch of one row cannot be split",
+    "parallel.gradient_sync=window": "only sharded parameters have this setting; set parallel.fsdp, or remove",
+    f"{ZERO}2 parallel.gradient_sync=window": "DeepSpeed's stage decides when gradients are exchanged",
     "parallel.reshard_after_forward=false": "only sharded parameters have this setting; set parallel.fsdp, or remove",
     "parallel.offload=true": "set parallel.fsdp, or remove parallel.offload",
     "parallel.zero_stage=3 parallel.reshard_after_forward=false": "set parallel.zero_stage to 2",

@@ -77,6 +77,7 @@ PIPELINE_RULES = (
 PARALLEL_RULES = (
     *PIPELINE_RULES,
     _sharded_only("reshard_after_forward"),
+    _sharded_only("gradient_sync"),
     _sharded_only("offload"),
     Rule(lambda c: c.parallel.zero_stage == 3 and not c.parallel.reshard_after_forward,
          ("parallel.zero_stage", "parallel.reshard_after_forward"),
@@ -262,6 +263,10 @@ DEEPSPEED_RULES = (
     _not_with_deepspeed(lambda c: c.parallel.replicas not in (None, 1) and c.parallel.zero_stage in (2, 3),
                           ("parallel",), "DeepSpeed's ZeRO splits over all processes, so there are no replicas",
                           f"remove parallel.replicas, or {_TORCH}"),
+    _not_with_deepspeed(lambda c: c.parallel.gradient_sync != "micro_batch",
+                          ("parallel.gradient_sync", "parallel.backend"),
+                          "DeepSpeed's stage decides when gradients are exchanged",
+                          f"remove parallel.gradient_sync, or {_TORCH}"),
     _not_with_deepspeed(lambda c: c.parallel.reshard_after_forward != ParallelConfig().reshard_after_forward,
                           ("parallel.reshard_after_forward", "parallel.backend"),
                           "DeepSpeed's stage decides when parameters are freed",

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
@@ -21,7 +22,10 @@ from toolkit.distributed.placement import (
     Delivery,
     Skeleton,
     generating_together,
+    keep_stream,
     layers_of,
+    norms_of,
+    only_products,
     sharing_modules,
     trained_buffers,
 )
@@ -68,12 +72,20 @@ class Sharded(Split):
             "reshard_after_forward": self._reshards,
             "offload_policy": CPUOffloadPolicy() if self.cfg.parallel.offload else OffloadPolicy(),
         }
-        for group in sharing_modules(model):
+        precise, layers, groups = {**options}, layers_of(model), sharing_modules(model)
+        if self.cfg.train.mixed_precision == "bf16":
+            norms = norms_of(model)
+            deliver(norms)
+            fully_shard(norms, **precise | {"reshard_after_forward": False})
+            keep_stream(model, filter(only_products, layers))
+            # Autocast stays, for what must be float32; with it alone, each layer would keep its weights in 16 bits.
+            options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        for group in groups:
             deliver(child for module in group for child in module.modules())
-            fully_shard(group, **options)
-        for part in (*layers_of(model), model):
+            fully_shard(group, **(options if all(map(only_products, group)) else precise))
+        for part in (*layers, model):
             deliver(part.modules())
-            fully_shard(part, **options)
+            fully_shard(part, **(options if only_products(part, layers if part is model else ()) else precise))
 
     @counted
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
@@ -88,9 +100,10 @@ class Sharded(Split):
 
     @contextmanager
     def _exchange(self, last: bool) -> Iterator[None]:
-        """Makes FSDP2 exchange gradients, and free what it has gathered for a window, in the last micro-batch only."""
+        """Makes FSDP2 exchange gradients by `parallel.gradient_sync`, and free what it has gathered for a window."""
         if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(last)
+            self.model.set_requires_gradient_sync(last or self.cfg.parallel.gradient_sync == "micro_batch")
+            self.model.set_requires_all_reduce(last)
             if not self._reshards:
                 self.model.set_reshard_after_backward(last)
         yield

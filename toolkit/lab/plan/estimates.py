@@ -52,20 +52,31 @@ def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
     replica = max(_stages(f, mesh, parallel.schedule)) / f.parameters  # share of the weights, gathered if they are
     own = (replica + (mesh.fsdp - 1) * f.single_rows / f.parameters) / mesh.fsdp
     state = max(1 / processes, f.largest / f.parameters) if parallel.zero_stage == 1 else own
-    # Gradients are exchanged once per window; until then, sharded models accumulate complete ones.
-    accumulated = replica if window > 1 else own
+    # Unless gradients of shards are exchanged in each micro-batch, they are complete until the window's end.
+    accumulated = replica if window > 1 and not _synced(cfg) else own
     spared = f.activations - _activations(f, mesh, parallel.schedule, window)
     held = (0.0, accumulated if window > 1 else 0.0, 0.0) if parallel.offload else (own, accumulated, state)
-    chunks = _chunks(parallel.schedule, mesh)
+    chunks, logits = _chunks(parallel.schedule, mesh), f.logits / _vocabulary(f, mesh)
+    if mesh.fsdp > 1:
+        early = (held[1] * f.gradients if window > 1 else 0.0) + f.activations - spared + logits + f.batch
+        states = f.states - (1 - held[0]) * f.parameters - (1 - held[2]) * (f.optimizer_state + f.copies)
+        peak = states + max(early, held[1] * f.gradients, f.step_peak - f.states - (1 - held[1]) * f.gradients)
+    else:
+        peak = _peak(f, replica, *held, spared, logits)
     return Estimate(
         parameters=round(own * f.parameters) + f.buffers,
         gradients=round(own * f.gradients),
         optimizer_state=round(state * f.optimizer_state),
-        peak=_peak(f, replica, *held, spared, f.logits / _vocabulary(f, mesh)) + _copies(f, cfg, mesh, replica),
+        peak=round(peak + _copies(f, cfg, mesh, replica)),
         states=round(f.buffers + held[0] * f.parameters + held[2] * (f.optimizer_state + f.copies)),
         sent=round(_sent(f, cfg, mesh)),
         speed=processes * window * chunks / (window * chunks + mesh.pipeline - 1),
     )
+
+
+def _gathers_16_bits(cfg: Config, mesh: Mesh) -> bool:
+    """Returns whether shards are gathered in 16 bits, so that no other copies of weights are made."""
+    return mesh.fsdp > 1 and cfg.train.mixed_precision == "bf16"
 
 
 def _chunks(schedule: str, mesh: Mesh) -> int:
@@ -131,13 +142,22 @@ def _copies(f: Footprint, cfg: Config, mesh: Mesh, replica: float) -> int:
     """Returns the bytes that a strategy needs in addition, given the share of the weights when they are gathered."""
     parallel, train = cfg.parallel, cfg.train
     if mesh.fsdp > 1:
-        keeps = parallel.zero_stage == 2 or not parallel.reshard_after_forward
-        return round(replica * (f.parameters if keeps else min(f.parameters, 2 * f.layer_parameters)))
+        if parallel.zero_stage == 2 or not parallel.reshard_after_forward:
+            return round(replica * f.parameters)
+        # Of a layer, or of all that is in none: gathered, flat and in parts, one ahead of its use; its gradient, and
+        # what is sent of it. Of the other one, a gathered copy.
+        parts = sorted((f.layer_parameters, f.parameters - f.layers * f.layer_parameters))
+        width, times = (0.5, 2.5) if _gathers_16_bits(cfg, mesh) else (1.0, 4.0)
+        return round(replica * min(f.parameters, (times + 1 / mesh.fsdp) * parts[1] + width * parts[0]))
     if mesh.is_split or mesh.size == 1:
         return 0
     if train.strategy == "local_sgd":
         return 2 * f.gradients if train.local_sgd_outer_lr is not None else 0
     return f.gradients  # the buckets of DistributedDataParallel
+
+
+def _synced(cfg: Config) -> bool:
+    return cfg.parallel.gradient_sync == "micro_batch"
 
 
 def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> float:
@@ -156,7 +176,9 @@ def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> float:
     keeps = parallel.zero_stage == 2 or not parallel.reshard_after_forward
     # Collectives of shards have the same size on every process, so what has a single row is padded.
     padded = 1 + (mesh.fsdp - 1) * f.single_rows / f.parameters
-    gathered = away * ((1 if keeps else 2 * window) * weights + gradients) * padded
+    times = 1.0 if keeps else 2.0 * window
+    times, exchanges = times / 2 if _gathers_16_bits(cfg, mesh) else times, window if _synced(cfg) else 1
+    gathered = away * (times * weights + exchanges * gradients) * padded
     sums = f.tensor_summed + (f.vocabulary_summed if _vocabulary(f, mesh) > 1 else 0)
     summed = 2 * share_sent(mesh.tensor) * sums * window / mesh.pipeline
     passed = 0.0
