@@ -67,6 +67,7 @@ def measured(settings: list[str], processes: int, folder: Path) -> dict[str, flo
 
 def planned(settings: list[str], processes: int) -> dict[str, float]:
     """Returns what the plan estimates, in MiB."""
+    from toolkit.distributed.launch import own_process_state
     from toolkit.footprint.simulate import simulate
     from toolkit.lab.plan.estimates import estimated
     from toolkit.lab.plan.subject import subject_of
@@ -75,7 +76,8 @@ def planned(settings: list[str], processes: int) -> dict[str, float]:
     task_type = load_task_type(ROOT / "recipes/language_modeling.py")
     config = ROOT / "recipes/configs/language_modeling/smoke.yaml"
     cfg = load_settings(task_type, config, [*SHORT, *settings, "output_dir=none"]).config
-    found = estimated(simulate(subject_of(cfg, task_type(cfg))), cfg, processes)
+    with own_process_state():
+        found = estimated(simulate(subject_of(cfg, task_type(cfg))), cfg, processes)
     return {"planned": found.peak / MIB, "planned_sent": found.sent / MIB}
 
 

@@ -1,0 +1,79 @@
+"""FSDP2 in 16 bits, exchanges by micro-batch and by window, and the bytes that processes hold and send."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import sharded_runs
+from launching import fork
+from runs import weights
+from tolerances import FLOAT64
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+KINDS = ("translation", "vit", "whisper")
+ON_TWO = (
+    "llama/float64/fsdp", "llama/float64/window", "llama/float64/recomputed", "llama/bf16/ddp", "llama/bf16/fsdp",
+    "llama/bf16/window", "llama/bf16/recomputed", "llama/float32/fsdp", "llama/float32/window",
+    *(f"{kind}/bf16/fsdp" for kind in KINDS),
+)  # fmt: skip
+ALONE = ("llama/float64", *(f"{name}/{precision}" for name in ("llama", *KINDS) for precision in ("float32", "bf16")))
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sharded")
+    fork([Path(sharded_runs.__file__), folder, *ON_TWO], 2, timeout=1200)
+    sharded_runs.main(folder, *ALONE)
+    return folder
+
+
+def run(output: Path, name: str) -> Path:
+    return output / name.replace("/", "-of-")
+
+
+def distance(one: Path, other: Path) -> float:
+    """Returns the 2-norm of the differences of all weights."""
+    first, second = weights(one), weights(other)
+    return sum(float((value.double() - second[name].double()).square().sum()) for name, value in first.items()) ** 0.5
+
+
+def result(folder: Path) -> dict:
+    return json.loads((folder / "run.json").read_text())["result"]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "window", "recomputed"])
+def test_shards_train_like_one_process(output, strategy):
+    one, other = weights(run(output, "llama/float64")), weights(run(output, f"llama/float64/{strategy}"))
+    assert max(float((one[name] - value).abs().max()) for name, value in other.items()) <= FLOAT64
+
+
+@pytest.mark.parametrize("name", ["llama", *KINDS])
+def test_16_bits_are_as_near_to_float32_as_autocast_of_one_process(output, name):
+    autocast = distance(run(output, f"{name}/bf16"), run(output, f"{name}/float32"))
+    assert 0 < distance(run(output, f"{name}/bf16/fsdp"), run(output, f"{name}/float32")) <= 1.3 * autocast
+
+
+def test_processes_hold_shards_and_send_16_bits(output):
+    names = ("bf16/ddp", "bf16/fsdp", "bf16/window", "bf16/recomputed", "float32/fsdp", "float32/window")
+    figures = {name: result(run(output, f"llama/{name}")) for name in names}
+    peak = {name: max(each["counted_peak_bytes"]) for name, each in figures.items()}
+    assert all(len(each["counted_peak_bytes"]) == 2 for each in figures.values())
+    assert peak["bf16/fsdp"] <= 0.6 * peak["bf16/ddp"]
+    assert peak["bf16/recomputed"] < peak["bf16/fsdp"] < peak["bf16/window"]
+    assert peak["bf16/fsdp"] < peak["float32/fsdp"] < peak["float32/window"]
+    parameters = figures["bf16/ddp"]["trainable_parameters"] * 4 / 2 * 5  # bytes of a share, for five steps
+    sent = {name: each["exchange_bytes"] / parameters for name, each in figures.items() if "ddp" not in name}
+    # Of three micro-batches: gathered twice each, in halves in 16 bits; gradients after each, or once.
+    expected = {"bf16/fsdp": 3 + 3, "bf16/window": 3 + 1, "bf16/recomputed": 3 + 3, "float32/fsdp": 6 + 3,
+                "float32/window": 6 + 1}  # fmt: skip
+    assert sent == pytest.approx(expected, rel=0.02)
+
+
+def test_groups_of_shards_exchange_once_per_window(tmp_path):
+    fork([Path(sharded_runs.__file__), tmp_path, "llama/float64/hsdp"], 4, timeout=600)
+    sharded_runs.main(tmp_path, "llama/float64")
+    one, other = weights(run(tmp_path, "llama/float64")), weights(run(tmp_path, "llama/float64/hsdp"))
+    assert max(float((one[name] - value).abs().max()) for name, value in other.items()) <= FLOAT64
