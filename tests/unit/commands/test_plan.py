@@ -77,32 +77,38 @@ def test_local_sgd_sends_moments_and_keeps_anchors_where_asked() -> None:
 
 
 def test_shards_follow_their_formulas() -> None:
-    # Weights are gathered once for the window, or twice for each micro-batch; gradients are exchanged once.
-    zero2, fsdp = {"zero_stage": 2}, {"fsdp": 4}
-    assert costs(ADAM, parallel=zero2).sent == 3 / 4 * (4000 + 4000)
-    assert costs(ADAM, parallel=fsdp).sent == 3 / 4 * (4 * 2 * 4000 + 4000)
+    # Weights are gathered once for the window, or twice for each micro-batch; gradients are exchanged after each.
+    zero2, fsdp, by_window = {"zero_stage": 2}, {"fsdp": 4}, {"gradient_sync": "window"}
+    assert costs(ADAM, parallel=zero2).sent == 3 / 4 * (4000 + 4 * 4000)
+    assert costs(ADAM, parallel=fsdp).sent == 3 / 4 * (4 * 2 * 4000 + 4 * 4000)
+    assert costs(ADAM, parallel=fsdp | by_window).sent == 3 / 4 * (4 * 2 * 4000 + 4000)
+    assert costs(ADAM, parallel=fsdp, mixed_precision="bf16").sent == 3 / 4 * (4 * 4000 + 4 * 4000)
     assert costs(ADAM, parallel=fsdp | {"reshard_after_forward": False}) == costs(ADAM, parallel=zero2)
     shards = costs(ADAM, parallel=fsdp)
     assert (shards.parameters, shards.gradients, shards.optimizer_state) == (1000, 1000, 2000)
-    # A quarter of weights and state, the peak of the pass, and what is gathered: all weights, or two layers.
-    assert costs(ADAM, window=1, parallel=zero2).peak == 1000 + 2000 + (1000 + 1000 / 4) + 4000
-    assert costs(ADAM, window=1, parallel=fsdp).peak == 1000 + 2000 + (1000 + 1000 / 4) + 2 * 500
-    assert shards.peak == 1000 + 2000 + 4000 + 2 * 500, "complete gradients are accumulated"
+    # A quarter of weights, state and gradients, activations, and what is gathered: all weights, or layers.
+    layers = (4 + 1 / 4) * 500
+    assert costs(ADAM, window=1, parallel=zero2).peak == 1000 + 2000 + 1000 + 4000
+    assert costs(ADAM, window=1, parallel=fsdp).peak == 1000 + 2000 + 1000 + layers
+    assert shards.peak == 1000 + 2000 + 1000 + 900 + layers
+    assert costs(ADAM, parallel=fsdp | by_window).peak == 1000 + 2000 + 4000 + 900 + layers, "complete gradients"
+    assert costs(ADAM, parallel=fsdp, mixed_precision="bf16").peak == shards.peak - 1.5 * 500
+    wide = replace(ADAM, layers=2)  # and 3,000 bytes that are in no layer
+    assert costs(wide, parallel=fsdp, mixed_precision="bf16").peak == 1000 + 2000 + 1000 + 900 + 4000, "all weights"
     hybrid = costs(ADAM, parallel={"replicas": 2, "fsdp": 2})
-    assert hybrid.sent == 1 / 2 * (4 * 2 * 4000 + 4000) + 2 * 1 / 2 * 4000 / 2
+    assert hybrid.sent == 1 / 2 * (4 * 2 * 4000 + 4 * 4000) + 2 * 1 / 2 * 4000 / 2
     # On the device: gathered layers, activations, and the gradients that are accumulated.
     offloaded = costs(ADAM, parallel=fsdp | {"offload": True})
     assert (offloaded.states, offloaded.parameters) == (0, 1000)
     assert costs(ADAM, window=1, parallel=fsdp | {"offload": True}).peak < offloaded.peak < shards.peak
     # A weight with one row is held by one process, and padded in collectives.
     rows = costs(replace(ADAM, single_rows=400), parallel=zero2)
-    assert (rows.parameters, rows.sent) == (3600 / 4 + 400, 3 / 4 * (3600 + 4 * 400) * 2)
+    assert (rows.parameters, rows.sent) == (3600 / 4 + 400, 3 / 4 * (3600 + 4 * 400) * 5)
 
 
 def test_sharded_gradients_move_the_peak_to_where_the_backward_pass_begins() -> None:
     half = replace(ADAM, weight_copies=2000, activations=3070, gradients_at_peak=4000, peak=12000 + 4500)
-    # The copies in mixed precision are those of all weights: they are made of gathered ones.
-    assert costs(half, window=1, parallel={"fsdp": 4}).peak == 1000 + 2000 + (3070 + 2000) + 2 * 500
+    assert costs(half, window=1, parallel={"fsdp": 4}).peak == 1000 + 2000 + 3070 + (4 + 1 / 4) * 500
     split = costs(replace(half, tensor_parameters=4000), window=1, parallel={"tensor": 4})
     assert split.peak == 1000 + 2000 + (70 + 3000 / 4 + 2000 / 4), "and those of a split layer are split"
 
