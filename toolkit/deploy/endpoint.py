@@ -199,9 +199,9 @@ def compare_with(run: TrainedRun, endpoint: Endpoint, data: EvalData, output: Pa
     predictions = run.predictions(prompts)
     records = list(run.task.decode(predictions, prompts))
     _, how = run.task.prompt_ids(_prompt(records[0]), run.processor)
-    ending = str(run.processor.decode([*how.end])) if len(how.end) > 1 else ""
+    ending = how.ending(run.processor)
     tokens, cut = prompts.features["tokens"][:], prompts.features["truncated_input"][:]
-    rooms = [min(how.max_new_tokens, how.block_size - len(ids)) for ids in tokens]
+    rooms = [how.room(ids) for ids in tokens]
     found, bar = list[Compared](), progress(len(records), "asking the server", unit="row")
     with ThreadPoolExecutor(AT_ONCE) as pool, float32_precision(run.cfg.train.tf32):
         answers = pool.map(lambda each: endpoint.ask(each[0], how, each[1], ending), zip(records, rooms, strict=True))

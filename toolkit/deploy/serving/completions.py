@@ -129,7 +129,7 @@ def _sampled(how: Generating, given: Mapping[str, Any]) -> Generating:
 def generate(run: TrainedRun, asked: Asked, answer: Answer, tell: Callable[[str], Any]) -> None:
     """Generates an answer, in the worker's thread; calls `tell` with each further part of its text."""
     model, begin, end = run.model, len(asked.ids), asked.how.end
-    stops = [*asked.stops, *([run.processor.decode([*end])] if len(end) > 1 else [])]
+    stops = [*asked.stops, *filter(None, [asked.how.ending(run.processor)])]
     final = set(stop_tokens(run.bare_model, end))
     lead, trail = asked.how.around
     held = max(max(map(len, stops), default=1) - 1, len(trail))
