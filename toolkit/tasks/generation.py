@@ -148,12 +148,15 @@ def log_probabilities(model: Any, prompt: Sequence[int], new: Sequence[int]) -> 
     return chosen[:, 0], others.amax(-1)
 
 
+def occurrences(part: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """Returns where a part begins among tokens."""
+    return [i for i in range(len(tokens)) if [*tokens[i : i + len(part)]] == [*part]]
+
+
 def _until_end(new: list[int], stops: Sequence[int], end: Sequence[int]) -> list[int]:
     """Returns new tokens up to the first at which generation stops, or before several that end an answer."""
     new = new[: next((place + 1 for place, token in enumerate(new) if token in stops), None)]
-    if len(end) == 1:
-        return new
-    return new[: next((i for i in range(len(new)) if new[i : i + len(end)] == [*end]), None)]
+    return new[: min(occurrences(end, new), default=None)] if len(end) > 1 else new
 
 
 def _sampling(model: Any, settings: Mapping[str, Any], seeds: Sequence[int] | None) -> list[Any]:
