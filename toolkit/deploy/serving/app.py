@@ -256,22 +256,16 @@ def build(run: TrainedRun, name: str, limits: Limits, corpus: Corpus | None = No
     async def start() -> Response:
         return RedirectResponse("docs")
 
-    app.add_api_route(
-        "/predict", service.predict, methods=["POST"], summary="Predict rows", **predict_schema(service.served)
-    )
+    post = partial(app.add_api_route, methods=["POST"])
+    post("/predict", service.predict, summary="Predict rows", **predict_schema(service.served))
     if run.task.for_documents() is not None:
-        app.add_api_route(
-            "/embed", service.predict, methods=["POST"], summary="Embed rows", **predict_schema(service.served)
-        )
+        post("/embed", service.predict, summary="Embed rows", **predict_schema(service.served))
     if run.task.has("prompt_ids"):
-        app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"], summary="OpenAI's: answer")
-        app.add_api_route("/v1/completions", service.text, methods=["POST"], summary="OpenAI's: continue")
+        post("/v1/chat/completions", service.chat, summary="OpenAI's: answer")
+        post("/v1/completions", service.text, summary="OpenAI's: continue")
         app.add_api_route("/v1/models", service.models, summary="OpenAI's: the run")
     if corpus is not None:
-        app.add_api_route(
-            "/search", service.search, methods=["POST"], summary="Find the most similar documents",
-            **search_schema(service.served),
-        )  # fmt: skip
+        post("/search", service.search, summary="Find the most similar documents", **search_schema(service.served))
     app.add_api_route("/health", service.health, summary="Whether rows are answered", **health_schema())
     app.add_api_route("/docs", service.page, include_in_schema=False)
     app.add_api_route("/", start, include_in_schema=False)
