@@ -50,8 +50,8 @@ def with_initial(run: Run, weights: str) -> Run:
     """
     if not run.task.initial:
         return run
-    data, every = run.data, dict(run.data.evals)
-    every = {"train": EvalData(data.train, data.train, run.processor, kept=data.kept), **every}
+    data = run.data
+    every = {"train": EvalData(data.train, data.train, run.processor, kept=data.kept), **data.evals}
     own = {name: _with_columns(run, each, weights, name) for name, each in every.items()}
     sets = {name: replace(each, features=own[name]) for name, each in data.evals.items()}
     return replace(run, data=replace(data, train=own["train"], evals=sets))

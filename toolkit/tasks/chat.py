@@ -45,9 +45,8 @@ def samples(
     The unwrapped model is in evaluation mode. For `messages`, text is a message of the user. The `seed` is that of the
     first sample; that of each further one is greater by 1.
     """
-    if data_format == "messages":
-        prompts = ([{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts)
-    prompts = list(prompts)
+    chats = data_format == "messages"
+    prompts = [[{"role": "user", "content": each}] if chats and isinstance(each, str) else each for each in prompts]
     encode: Any = encode_beginning if data_format == "text" else encode_prompt
     ids = [encode(prompt, tokenizer) for prompt in prompts]
     found = continue_all(model, ids, how.sampled(), [*range(seed, seed + len(ids))])

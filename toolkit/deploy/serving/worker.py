@@ -48,12 +48,8 @@ class Job:
         if not len(self.data.features):
             raise DataError("the rows have nothing to predict")
         self.lengths = lengths_of(self.data.features)
-        sizes = run.cfg.eval
-        self.waiting.extend(
-            evaluation_batches(
-                self.lengths, sizes.per_device_eval_batch_size, 0, 1, max_tokens=sizes.max_tokens_per_batch
-            )
-        )
+        most, tokens = run.cfg.eval.per_device_eval_batch_size, run.cfg.eval.max_tokens_per_batch
+        self.waiting.extend(evaluation_batches(self.lengths, most, 0, 1, max_tokens=tokens))
 
     @property
     def predictions(self) -> Predictions:

@@ -135,22 +135,6 @@ def gpu_kernel(
     return "split"
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None,
-    dropout: float,
-    is_causal: bool,
-    scale: float | None,
-) -> Tensor:
-    """Computes attention of one padded batch, or of one sequence; every sequence of `attend` passes through here."""
-    return nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale
-    )
-
-
 def _is_flat(packing: Packing, query: Tensor, key: Tensor) -> bool:
     sides = (packing.queries, query), (packing.keys, key)
     return all(heads.shape[0] == 1 and heads.shape[2] == rows.total for rows, heads in sides)
@@ -178,8 +162,8 @@ def _split(
     """Computes one sequence after the other; `split` has one gradient, where slices had one of full size each."""
     queries, keys = packing.queries.lengths, packing.keys.lengths
     parts = [
-        attention(
-            q, k, v, mask=None if bias is None else bias[..., :n, :m], dropout=dropout,
+        nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=None if bias is None else bias[..., :n, :m], dropout_p=dropout,
             is_causal=causal and bias is None, scale=scale,
         ).transpose(1, 2)
         for q, k, v, n, m in zip(
@@ -206,8 +190,9 @@ def _together(
     elif bias is not None:
         mask = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
     sides = zip((queries, keys, keys), heads, strict=True)
-    padded = [side.put(x.transpose(1, 2).contiguous()).transpose(1, 2) for side, x in sides]
-    result = attention(*padded, mask=mask, dropout=dropout, is_causal=False, scale=scale)
+    query, key, value = (side.put(x.transpose(1, 2).contiguous()).transpose(1, 2) for side, x in sides)
+    compute = nn.functional.scaled_dot_product_attention
+    result = compute(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
     return queries.take(result.transpose(1, 2))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -140,10 +140,6 @@ class Packing:
         if key not in self._taken:
             self._taken[key] = padded, self.keys.take(padded)  # keeps `padded`, so that its id stays its own
         return self._taken[key][1]
-
-    def crossed_by(self, queries: Rows) -> Packing:
-        """Returns the packing of a decoder's tokens that attend to these."""
-        return replace(self, queries=queries)
 
 
 def packed_mask(**arguments: Any) -> Packing | Tensor | None:
