@@ -89,8 +89,7 @@ def _show(arguments: argparse.Namespace) -> None:
         if not shown.task.predicts_tokens:
             raise InputError(f"--signal: {type(shown.task).__name__} does not predict tokens; remove it")
         processor, features = features_of(shown.cfg, shown.task, shown.rows)
-        places = range(min(arguments.signal, len(features["train"])))
-        for each in signals(shown.task, processor, features["train"], places, shown.cfg.seed):
+        for each in signals(shown.task, processor, features["train"], arguments.signal, shown.cfg.seed):
             console.print()
             console.print("\n".join(each.lines()), markup=False)
 

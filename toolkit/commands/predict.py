@@ -173,7 +173,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
         from toolkit.system.launcher import require_no_launcher
 
         require_no_launcher("evaluate --endpoint")
-        endpoint = Endpoint.of(arguments.endpoint, arguments.endpoint_model)
+        endpoint = Endpoint(arguments.endpoint, arguments.endpoint_model)
         run = open_trained(arguments, skips_rows=True)
         require_greedy(run)
         if not compare_with(run, endpoint, read_labelled(run, arguments.data, bad), output):
