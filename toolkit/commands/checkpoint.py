@@ -13,7 +13,6 @@ from toolkit.base.errors import InputError, ToolkitError
 from toolkit.base.files import expanded
 from toolkit.base.outputs import output_folder
 from toolkit.commands import options
-from toolkit.commands.options import Command
 
 if TYPE_CHECKING:
     from toolkit.api.run import Checkpoint
@@ -107,6 +106,3 @@ def run_verify(arguments: argparse.Namespace) -> None:
     from toolkit.deploy.verify import verify_run
 
     verify_run(expanded(arguments.run))
-
-
-COMMANDS = {"checkpoint": Command(add_checkpoint, run_checkpoint), "verify": Command(add_verify, run_verify)}

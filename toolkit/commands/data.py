@@ -8,7 +8,6 @@ from toolkit.base.errors import InputError
 from toolkit.base.files import expanded
 from toolkit.catalog.entries import CATALOG, DEFAULT_FOLDER
 from toolkit.commands import options
-from toolkit.commands.options import Command
 
 SIGNALS = 5
 """Rows whose trained tokens are shown."""
@@ -30,10 +29,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     )
     options.add(parser, "overrides")
     options.add(parser, "--config")
-    parser.add_argument(
-        "--signal", type=options.at_least(1), metavar="N", nargs="?", const=SIGNALS,
-        help=f"show: N training rows with the tokens that are trained, measured by gradients (N: {SIGNALS})",
-    )  # fmt: skip
+    signal = f"show: N training rows with the tokens that are trained, measured by gradients (N: {SIGNALS})"
+    options.add_count(parser, "--signal", signal, nargs="?", const=SIGNALS)
     place = f"{DEFAULT_FOLDER}, where the shipped configurations look; the dataset is written to its subfolder NAME"
     options.add_output(parser, place, folder=True)
     parser.add_argument(
@@ -134,10 +131,3 @@ def run_fetch(arguments: argparse.Namespace) -> None:
 
     folder = expanded(arguments.output).absolute()
     print("\n".join(lines(*fetch(task_type, arguments.config, arguments.overrides, folder, arguments.prepare))))
-
-
-COMMANDS = {
-    "fetch": Command(add_fetch, run_fetch),
-    "doctor": Command(add_doctor, run_doctor),
-    "data": Command(add_data, run_data),
-}

@@ -11,7 +11,7 @@ from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.base.outputs import output_file
 from toolkit.commands import options
-from toolkit.commands.options import Command, at_least
+from toolkit.commands.options import at_least
 from toolkit.config.sections import Config
 
 if TYPE_CHECKING:
@@ -137,10 +137,8 @@ def add_batch_find(parser: argparse.ArgumentParser) -> None:
         "--scale-lr", choices=SCALES,
         help="try larger windows, too, with the learning rate multiplied by their growth or its square root",
     )  # fmt: skip
-    parser.add_argument(
-        "--reference-rows", type=at_least(1), metavar="N",
-        help="rows of a step for which train.learning_rate is meant (default: as configured)",
-    )  # fmt: skip
+    meant = "rows of a step for which train.learning_rate is meant (default: as configured)"
+    options.add_count(parser, "--reference-rows", meant)
     options.add(
         parser,
         "--steps",
@@ -159,10 +157,3 @@ def run_batch_find(arguments: argparse.Namespace) -> None:
 
     report = find(request, arguments.memory, arguments.scale_lr, arguments.reference_rows, arguments.steps)
     report.publish(request.output)
-
-
-COMMANDS = {
-    "lr-plot": Command(add_lr_plot, run_lr_plot),
-    "lr-find": Command(add_lr_find, run_lr_find),
-    "batch-find": Command(add_batch_find, run_batch_find),
-}

@@ -18,7 +18,6 @@ from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import is_own_run, require_trusted, shipped_copy
 from toolkit.commands import options
-from toolkit.commands.options import Command, at_least
 from toolkit.report.facts import require_intact_model
 from toolkit.report.runs import MEASURED, Difference, Record, differences, find_records, folder_of, read_record, repeats
 from toolkit.system.environment import checkout, git
@@ -171,16 +170,9 @@ def add_certify(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="all certificates (the default)")
     which.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"one or more of {', '.join(NAMES)}")
-    parser.add_argument(
-        "--rows",
-        type=at_least(LEAST_ROWS),
-        default=ROWS,
-        metavar="N",
-        help=f"training rows to use, at least {LEAST_ROWS}, more than one window of 8 (default: {ROWS})",
-    )
-    parser.add_argument(
-        "--kill-at", type=at_least(1), metavar="STEP", help="resume: kill at this step (default: a random one)"
-    )
+    which_rows = f"training rows to use, at least {LEAST_ROWS}, more than one window of 8"
+    options.add_count(parser, "--rows", which_rows, ROWS, LEAST_ROWS)
+    options.add_count(parser, "--kill-at", "resume: kill at this step (default: a random one)", metavar="STEP")
     parser.add_argument(
         "--strategy",
         nargs="+",
@@ -405,11 +397,3 @@ def _code_difference(record: Record, recipe: Path) -> str | None:
 def _numbers(file: Path) -> list[dict[str, float]]:
     """Returns the lines of a metrics file without measured times and memory."""
     return [{k: v for k, v in line.items() if k not in MEASURED} for line in read_metrics(file)]
-
-
-COMMANDS = {
-    "certify": Command(add_certify, run_certify),
-    "runs": Command(add_runs, run_runs),
-    "diff": Command(add_diff, run_diff),
-    "reproduce": Command(add_reproduce, run_reproduce),
-}
