@@ -69,8 +69,6 @@ def _show(arguments: argparse.Namespace) -> None:
     if arguments.config is None:
         shown = subject_of_file(arguments.name, arguments.overrides)
     else:
-        from toolkit.commands import options
-
         arguments.recipe = arguments.name
         task_type, loaded = options.load(arguments)
         shown = subject(task_type, loaded.config)

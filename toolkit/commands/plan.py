@@ -9,7 +9,7 @@ import argparse
 import shlex
 
 from toolkit.base.errors import InputError
-from toolkit.base.files import expanded
+from toolkit.base.files import expanded, write_json
 from toolkit.base.outputs import output_file
 from toolkit.commands import options
 from toolkit.commands.options import at_least
@@ -45,7 +45,6 @@ def run_plan(arguments: argparse.Namespace) -> None:
     )
     request = options.request(arguments, "plan", processes=1)
     from toolkit.base.console import say
-    from toolkit.base.files import write_json
     from toolkit.document.render import print_blocks
 
     plan = Plan(request, arguments.processes, arguments.length, capacity, bandwidth)

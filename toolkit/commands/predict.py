@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from toolkit.base.errors import InputError
-from toolkit.base.files import expanded
+from toolkit.base.files import expanded, write_json
 from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import options
@@ -49,7 +49,6 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
 def run_predict(arguments: argparse.Namespace) -> None:
     """Writes the rows of the inputs with their predictions, in order, or shows those of single inputs."""
     from toolkit.base.console import say
-    from toolkit.base.files import write_json
     from toolkit.base.processes import is_first_rank
     from toolkit.deploy.predict import AnswerOptions, answer, file_inputs, text_input
     from toolkit.deploy.trained import decoded_with, read_settings

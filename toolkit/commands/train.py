@@ -27,7 +27,7 @@ from toolkit.commands import options
 from toolkit.config.describe import explain_text, help_text, schema
 from toolkit.config.sections import Config
 from toolkit.lab.slurm import Job, cores_of, lead_of, script, seconds_of
-from toolkit.recipe import load_settings, load_task_type, validate
+from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file, validate
 from toolkit.system.launcher import launched_processes, run_ranks, slurm_rank
 
 TOOLKIT = "import sys; del sys.argv[0]; from toolkit.commands.cli import main; main()"
@@ -87,7 +87,6 @@ def run_train(arguments: argparse.Namespace) -> None:
         sys.exit(code if code >= 0 else 1)
 
     from toolkit.main import run_recipe
-    from toolkit.recipe import config_file, recipe_file
 
     recipe = recipe_file(arguments.recipe)
     config: Path | dict[str, Any] = config_file(recipe, arguments.config) if arguments.config else {}
@@ -309,7 +308,6 @@ def _words(arguments: argparse.Namespace, recipe: str, config: str, per_node: in
     """Returns the command to run, and its arguments, parsed by the command itself."""
     if arguments.compare is None and arguments.search is None:
         return "train", [recipe, "--config", config, *arguments.overrides]
-    from toolkit.base.errors import InputError
     from toolkit.commands.compare import add_compare, add_search
 
     name = "search" if arguments.compare is None else "compare"

@@ -10,12 +10,13 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from toolkit.base.errors import ConfigError
 from toolkit.base.files import expanded
+from toolkit.config.fields import Column
 from toolkit.config.keys import _TOP, _flat, apply_overrides, field_types, section_types
 from toolkit.config.launcher import ask_launcher, divide_window
 from toolkit.config.messages import Key, as_list, describe_errors, did_you_mean, join, mapping_values, show
@@ -24,9 +25,6 @@ from toolkit.config.problems import Problem, touching
 from toolkit.config.sections import Config, TopLevel
 from toolkit.config.source import Origin, Settings, read_file, read_sections
 from toolkit.config.templates import is_template, template_problem
-
-if TYPE_CHECKING:
-    from toolkit.config.fields import Column
 
 
 @dataclass(frozen=True)

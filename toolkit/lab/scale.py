@@ -28,6 +28,7 @@ from toolkit.document.blocks import Block, Cell, Figure, Page, Section, Table, T
 from toolkit.document.charts import Line, line_chart
 from toolkit.document.svg import Drawing
 from toolkit.footprint.simulate import Footprint
+from toolkit.lab import collectives
 from toolkit.lab.compare.page import SUMMED, cost_text, shown
 from toolkit.lab.compare.report import sums_of
 from toolkit.lab.compare.runs import is_busy, load_average
@@ -261,10 +262,8 @@ def _run(scale: Scale, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bandwidth(launch: Launch) -> float:
-    from toolkit.lab.collectives import bandwidth
-
     try:
-        return bandwidth(launch)
+        return collectives.bandwidth(launch)
     except RunError as error:
         raise RunError(f"{launch.processes} processes: {error}") from error
 

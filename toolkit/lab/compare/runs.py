@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import psutil
 from rich.live import Live
@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from toolkit.api.batch import Batch
-from toolkit.api.run import overall_scores
+from toolkit.api.run import FitResult, Run, overall_scores
 from toolkit.api.training import Callback
 from toolkit.base.console import format_duration, rich_console, shorten
 from toolkit.base.errors import RunError
@@ -45,9 +45,6 @@ from toolkit.metrics.score import Score
 from toolkit.report.results import summary_figures
 from toolkit.report.subsets import resampled
 from toolkit.tracking.jsonl import read_metrics
-
-if TYPE_CHECKING:
-    from toolkit.api.run import FitResult, Run
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,6 @@ from toolkit.system.limits import threads_per_process
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
-    from toolkit.lab.search.study import Search
-
 
 RESULT_FILE = "result.json"
 """File of how a trial ended; written before the study is updated, so that no finished trial is trained again."""
