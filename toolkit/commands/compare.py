@@ -16,10 +16,8 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     """Adds the settings to compare and the number of runs."""
     options.add_recipe(parser)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--switch", action="append", metavar="KEY=A,B",
-        help="a setting and its values, the baseline first; A+other.key=C changes another setting as well",
-    )  # fmt: skip
+    text = "a setting and its values, the baseline first; A+other.key=C changes another setting as well"
+    what.add_argument("--switch", action="append", metavar="KEY=A,B", help=text)
     what.add_argument("--preset", choices=QUESTIONS, help="; ".join(f"{k}: {q.help}" for k, q in QUESTIONS.items()))
     text = "product, every combination of the switches; or one-at-a-time, or cumulative"
     options.add(parser, "--mode", default_text=text, default="product", type=options.one_of(*MODES))

@@ -22,20 +22,16 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     )
     actions = "`show` what a run will be trained on, or `get` a public dataset: download and convert it"
     parser.add_argument("action", choices=("show", "get"), help=actions)
-    parser.add_argument(
-        "name",
-        metavar="FILE|RECIPE|NAME",
-        help=f"show: a file or folder, or a recipe with --config; get: one of {', '.join(list(CATALOG))}",
-    )
+    about = f"show: a file or folder, or a recipe with --config; get: one of {', '.join(CATALOG)}"
+    parser.add_argument("name", metavar="FILE|RECIPE|NAME", help=about)
     options.add(parser, "overrides")
     options.add(parser, "--config")
     signal = f"show: N training rows with the tokens that are trained, measured by gradients (N: {SIGNALS})"
     options.add_count(parser, "--signal", signal, nargs="?", const=SIGNALS)
     place = f"{DEFAULT_FOLDER}, where the shipped configurations look; the dataset is written to its subfolder NAME"
     options.add_output(parser, place, folder=True)
-    parser.add_argument(
-        "--from", dest="mirror", metavar="DIR", help="folder with manually downloaded source files (works offline)"
-    )
+    about = "folder with manually downloaded source files (works offline)"
+    parser.add_argument("--from", dest="mirror", metavar="DIR", help=about)
 
 
 def run_data(arguments: argparse.Namespace) -> None:
@@ -93,11 +89,8 @@ def _show(arguments: argparse.Namespace) -> None:
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the run whose predictions are used."""
     options.add_recipe(parser)
-    parser.add_argument(
-        "--run",
-        metavar="RUN",
-        help="output folder of a finished run, or of cross-validate, whose predictions show likely wrong labels",
-    )
+    about = "output folder of a finished run, or of cross-validate, whose predictions show likely wrong labels"
+    parser.add_argument("--run", metavar="RUN", help=about)
     options.add_output(parser, "OUTPUT_DIR-doctor", folder=True)
 
 

@@ -145,6 +145,11 @@ def add_count(
     parser.add_argument(name, **{"type": at_least(least), "default": default, "metavar": "N", "help": text, **settings})
 
 
+def add_least(parser: Parser, name: str, default_text: str, default: int, least: int) -> None:
+    """Adds one of `ARGUMENTS` for whole numbers of at least `least`."""
+    add(parser, name, default_text, default=default, type=at_least(least))
+
+
 def add_output(parser: Parser, default_text: str | None = None, folder: bool = False, **settings: Any) -> None:
     """Adds `--output`, and `--overwrite` if it is a file; a folder is never overwritten, but may be continued."""
     add(parser, "--output", default_text, **settings)

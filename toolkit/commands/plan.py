@@ -24,11 +24,8 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate", action="store_true", help="train a few steps on this machine to correct the plan"
     )
-    parser.add_argument(
-        "--bandwidth",
-        metavar="RATE",
-        help="all-reduce bandwidth, for example 25GB/s (default: measured on this machine)",
-    )
+    about = "all-reduce bandwidth, for example 25GB/s (default: measured on this machine)"
+    parser.add_argument("--bandwidth", metavar="RATE", help=about)
     options.add_output(parser, "none; the plan as JSON")
 
 
@@ -82,10 +79,7 @@ SKIPPED, LEAST_SKIPPED, STEPS = 5, 2, 5
 def add_profile(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, and which steps to measure."""
     options.add_recipe(parser)
-    options.add(
-        parser, "--skip", default_text=f"{SKIPPED}, at least {LEAST_SKIPPED}", default=SKIPPED,
-        type=at_least(LEAST_SKIPPED),
-    )  # fmt: skip
+    options.add_least(parser, "--skip", f"{SKIPPED}, at least {LEAST_SKIPPED}", SKIPPED, LEAST_SKIPPED)
     options.add(parser, "--steps", default_text=f"{STEPS} to time, and as many to trace", default=STEPS)
     options.add_launch(parser)
     options.add_output(parser, "OUTPUT_DIR-profile", folder=True)
@@ -123,7 +117,7 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
     text = "strong, the same rows in a step; or weak, the same rows for each process"
     options.add(parser, "--mode", default_text=text, default="strong", type=options.one_of("strong", "weak"))
     options.add_count(parser, "--rounds", "runs of each, in turn", ROUNDS)
-    options.add(parser, "--steps", default_text=str(SCALE_STEPS), default=SCALE_STEPS, type=at_least(LEAST_SCALE_STEPS))
+    options.add_least(parser, "--steps", str(SCALE_STEPS), SCALE_STEPS, LEAST_SCALE_STEPS)
     options.add_output(parser, "OUTPUT_DIR-scale", folder=True)
 
 

@@ -27,15 +27,10 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the inputs and the output file."""
     options.add_run(parser, bad_rows="skip; their reasons are in the column error")
     given = parser.add_mutually_exclusive_group(required=True)
-    given.add_argument(
-        "--input", metavar="FILE", action="append", help="rows, a folder of files, or one file; may be repeated"
-    )
-    given.add_argument(
-        "--input-text",
-        metavar="TEXT",
-        action="append",
-        help="a text, or for several columns COLUMN=TEXT or a JSON object; may be repeated",
-    )
+    about = "rows, a folder of files, or one file; may be repeated"
+    given.add_argument("--input", metavar="FILE", action="append", help=about)
+    about = "a text, or for several columns COLUMN=TEXT or a JSON object; may be repeated"
+    given.add_argument("--input-text", metavar="TEXT", action="append", help=about)
     named = "INPUT.predictions and the input's format beside it, else .csv; the terminal for texts and single files"
     options.add_output(parser, named)
     parser.add_argument("--score", action="store_true",

@@ -28,11 +28,8 @@ ASKED = ("data.columns.", "task.problem_type", "data.validation_split", "model.n
 
 def add_init(parser: argparse.ArgumentParser) -> None:
     """Adds the data, what is known about it, and the file to write."""
-    parser.add_argument(
-        "source",
-        metavar="FILE",
-        help="your data: a file, a folder of classes, or line-aligned files as 'train.{en,de}'",
-    )
+    data = "your data: a file, a folder of classes, or line-aligned files as 'train.{en,de}'"
+    parser.add_argument("source", metavar="FILE", help=data)
     options.add(parser, "overrides")
     options.add(parser, "--recipe", default_text="the one that fits the columns")
     options.add(parser, "--model", default_text="a small pretrained model that fits the data")

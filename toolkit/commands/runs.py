@@ -33,15 +33,12 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
         "folder", nargs="?", default="outputs", metavar="FOLDER", help="folder that contains runs (default: outputs)"
     )
     parser.add_argument("--sort", metavar="FIGURE", help="sort by a metric, for example eval_accuracy")
-    parser.add_argument(
-        "--where", nargs="+", action="extend", default=[], metavar="CONDITION",
-        help="only runs that meet all of these, for example 'train.learning_rate>1e-4' finished=true (also != < <= >=)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--columns", nargs="+", action="extend", default=[], metavar="NAME",
-        help="settings and results to show, for example train.optim eval_accuracy (default: in files, the settings in "
-        "which the runs differ, and their results)",
-    )  # fmt: skip
+    several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+    what = "only runs that meet all of these, for example 'train.learning_rate>1e-4' finished=true (also != < <= >=)"
+    parser.add_argument("--where", metavar="CONDITION", help=what, **several)
+    what = "settings and results to show, for example train.optim eval_accuracy (default: in files, the settings in "
+    what += "which the runs differ, and their results)"
+    parser.add_argument("--columns", metavar="NAME", help=what, **several)
     what = "none; .html for a page with a sortable table and curves, .csv for the table; may be repeated"
     options.add_output(parser, what, action="append", default=[])
 
@@ -173,13 +170,9 @@ def add_certify(parser: argparse.ArgumentParser) -> None:
     which_rows = f"training rows to use, at least {LEAST_ROWS}, more than one window of 8"
     options.add_count(parser, "--rows", which_rows, ROWS, LEAST_ROWS)
     options.add_count(parser, "--kill-at", "resume: kill at this step (default: a random one)", metavar="STEP")
-    parser.add_argument(
-        "--strategy",
-        nargs="+",
-        metavar="SPEC",
-        help="strategy: settings of parallel to compare with one process, for instance fsdp=2 or replicas=2,tensor=2 "
-        "(default: those that the model allows on two processes)",
-    )
+    compared = "strategy: settings of parallel to compare with one process, for instance fsdp=2 or replicas=2,tensor=2 "
+    compared += "(default: those that the model allows on two processes)"
+    parser.add_argument("--strategy", nargs="+", metavar="SPEC", help=compared)
     options.add_output(parser, "certificates/ and a hash of the configuration", folder=True)
     parser.add_argument("--keep", action="store_true", help="keep the runs, in DIR/runs")
 
@@ -225,12 +218,8 @@ def add_reproduce(parser: argparse.ArgumentParser) -> None:
     options.add(
         parser, "--processes", default_text="that of the run, whose bits are compared; else float32's tolerance"
     )
-    parser.add_argument(
-        "--trust-run",
-        action="store_true",
-        help="allow all code that the run names, its callbacks and its model's, as if it was started on this machine "
-        "under this account",
-    )
+    allowed = "allow all code that the run names, its callbacks and its model's, as if it was started on this machine "
+    parser.add_argument("--trust-run", action="store_true", help=f"{allowed}under this account")
 
 
 def run_reproduce(arguments: argparse.Namespace) -> None:

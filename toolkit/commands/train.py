@@ -112,14 +112,10 @@ def settings(arguments: argparse.Namespace) -> list[str]:
 def add_validate(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, its YAML, `--settings-only` and `--elsewhere`."""
     options.add_recipe(parser)
-    parser.add_argument(
-        "--settings-only", action="store_true", help="do not read the data files, except their first rows"
-    )
-    parser.add_argument(
-        "--elsewhere",
-        action="store_true",
-        help="the run will be on another machine: skip checks of this one (files, cache, GPUs, libraries)",
-    )
+    about = "do not read the data files, except their first rows"
+    parser.add_argument("--settings-only", action="store_true", help=about)
+    about = "the run will be on another machine: skip checks of this one (files, cache, GPUs, libraries)"
+    parser.add_argument("--elsewhere", action="store_true", help=about)
 
 
 def run_validate(arguments: argparse.Namespace) -> None:
