@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.base.console import counted, format_duration, format_value, plain, rich_console, say, shorten, warn
+from toolkit.base.console import counted, format_duration, format_value, say, shorten, warn
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import expanded, write_text
 from toolkit.base.outputs import output_file, output_folder
@@ -84,18 +84,13 @@ def _write(entries: Sequence[Entry], names: Sequence[str], files: Sequence[Path]
 
 
 def _print(entries: Sequence[Entry], columns: Sequence[str], sort: str | None) -> None:
-    from rich.table import Table
-
-    from toolkit.document.blocks import shown
+    from toolkit.document.blocks import Table, shown
+    from toolkit.document.render import print_table
     from toolkit.lab.board import cell
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("run", *(columns or ("recipe", "engine", "steps", "score", "time"))):
-        table.add_column(plain(name), overflow="fold")
-    for entry in entries:
-        own = [shown(cell(entry.values.get(name))) for name in columns]
-        table.add_row(*map(plain, [entry.name, *(own if columns else _row(entry.record, sort))]))
-    rich_console().print(table)
+    own = [[shown(cell(entry.values.get(name))) for name in columns] or _row(entry.record, sort) for entry in entries]
+    header = ["run", *(columns or ("recipe", "engine", "steps", "score", "time"))]
+    print_table(Table(header, [[entry.name, *row] for entry, row in zip(entries, own, strict=True)]))
 
 
 def _order(value: Any) -> tuple[bool, float]:
@@ -140,20 +135,18 @@ def run_diff(arguments: argparse.Namespace) -> None:
 
 def show(found: Sequence[Difference], one: str, other: str) -> None:
     """Prints one table of differences per section."""
-    from rich.table import Table
+    from toolkit.document.blocks import Table
+    from toolkit.document.render import print_table
 
-    console = rich_console()
+    header = ["", shorten(Path(one).name, 24), shorten(Path(other).name, 24)]
     for section, title in TITLES.items():
-        rows = [difference for difference in found if difference.section == section]
-        if not rows:
-            continue
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for name in ("", shorten(Path(one).name, 24), shorten(Path(other).name, 24)):
-            table.add_column(plain(name), overflow="fold")
-        for row in rows:
-            values = (shorten(format_value(value), 40) for value in (row.one, row.other))
-            table.add_row(plain(row.name), *map(plain, values))
-        console.print(table)
+        rows = [
+            [each.name, *(shorten(format_value(value), 40) for value in (each.one, each.other))]
+            for each in found
+            if each.section == section
+        ]
+        if rows:
+            print_table(Table(header, rows, caption=title))
 
 
 NAMES = ("loss-scale", "engines", "resume", "ranks", "strategy")
