@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -225,10 +225,8 @@ def _validate(settings: Settings, kind: type, values: dict[str, Any], prefix: Ke
                 raise ConfigError(settings.problems) from error
 
 
-@cache
-def _validator(kind: type) -> TypeAdapter[Any]:
-    """Returns the validator of a section; building one takes longer than validating with it."""
-    return TypeAdapter(kind)
+_validator: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
+"""Returns the validator of a section; building one takes longer than validating with it."""
 
 
 def _has(values: Any, key: Key) -> bool:
