@@ -61,11 +61,7 @@ def encode_plain(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def separators(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """Returns the ids that begin and end a document.
-
-    Raises:
-        InputError: if the tokenizer has no such token.
-    """
+    """Returns the ids that begin and end a document; raises InputError if the tokenizer has no such token."""
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if begin is None and end is None:
         raise InputError(

@@ -38,8 +38,7 @@ class Job:
     done: Future[list[dict[str, Any]]] = field(default_factory=Future)
     data: EvalData | None = None
     lengths: Any = None
-    waiting: deque[list[int]] = field(default_factory=deque)
-    """Batches of feature rows that are not computed yet."""
+    waiting: deque[list[int]] = field(default_factory=deque)  # batches of feature rows that are not computed yet
     parts: list[Part] = field(default_factory=list)
 
     def prepare(self, run: TrainedRun) -> None:
