@@ -49,7 +49,7 @@ def samples(
     prompts = [[{"role": "user", "content": each}] if chats and isinstance(each, str) else each for each in prompts]
     encode: Any = encode_beginning if data_format == "text" else encode_prompt
     ids = [encode(prompt, tokenizer) for prompt in prompts]
-    found = continue_all(model, ids, how.sampled(), [*range(seed, seed + len(ids))])
+    found = continue_all(model, ids, how.sampled(), [*range(seed, seed + len(ids))]) if ids else ()
     return [
         as_text(prompt, answer) for prompt, answer in zip(prompts, decoded(found, tokenizer, how.around), strict=True)
     ]

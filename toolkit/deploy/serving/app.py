@@ -126,7 +126,7 @@ class Service:
                 return StreamingResponse(stream, media_type="text/event-stream")
             await self._finished(done, answer)
         except Refusal as refusal:
-            return _json(refusal.status, refused(refusal))
+            return _json(refusal.status, refused(refusal), _headers(refusal))
         return _json(200, form.whole(answer, len(asked.ids)))
 
     async def _finished(self, done: Future[None], answer: Answer) -> None:
@@ -222,6 +222,10 @@ class Service:
         return [self.run.task.answer(record) for record in records]
 
 
+def _headers(refusal: Refusal) -> dict[str, str] | None:
+    return {"Retry-After": str(refusal.retry_after)} if refusal.retry_after else None
+
+
 def application(service: Service) -> FastAPI:
     """Returns a web application without pages of its own, in which the service runs."""
     app = FastAPI(
@@ -233,8 +237,7 @@ def application(service: Service) -> FastAPI:
     )
 
     async def rejected(request: Request, error: Any) -> Response:
-        headers = {"Retry-After": str(error.retry_after)} if error.retry_after else None
-        return _json(error.status, error.content, headers)
+        return _json(error.status, error.content, _headers(error))
 
     async def unknown(request: Request, error: Any) -> Response:
         return _json(error.status_code, Refusal(error.status_code, str(error.detail)).content, error.headers)

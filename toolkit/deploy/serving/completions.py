@@ -110,8 +110,10 @@ def read(body: bytes, run: TrainedRun, chat: bool) -> Asked:
     most = given.get("max_completion_tokens") or given.get("max_tokens") or how.max_new_tokens
     how = replace(_sampled(how, given), max_new_tokens=min(most, how.block_size - len(ids)))
     seed = uuid.uuid4().int % 2**63 if given.get("seed") is None else given["seed"]
-    with_usage = bool((given.get("stream_options") or {}).get("include_usage"))
-    return Asked(ids, how, seed, stops, bool(given.get("stream")), with_usage, scored)
+    streamed = given.get("stream_options") or {}
+    if not isinstance(streamed, dict):
+        raise Invalid(f"stream_options: received {shorten(repr(streamed))}, expected an object", "stream_options")
+    return Asked(ids, how, seed, stops, bool(given.get("stream")), bool(streamed.get("include_usage")), scored)
 
 
 def _sampled(how: Generating, given: Mapping[str, Any]) -> Generating:
