@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+from toolkit.api.run import FitResult
 from toolkit.api.task import Task
 from toolkit.base.cli_errors import guarded, resumable
 from toolkit.base.console import counted, say
@@ -28,9 +29,6 @@ from toolkit.checks.check import Told
 from toolkit.config.keys import written
 from toolkit.config.sections import Config
 from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file
-
-if TYPE_CHECKING:
-    from toolkit.api.run import FitResult
 
 
 def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:

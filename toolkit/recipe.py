@@ -111,8 +111,7 @@ def _named(name: str, folder: Path, option: str, what: str, where: str) -> Path:
 def load_task_type(recipe: str | Path) -> type[Task]:
     """Loads a recipe, given by its name or path, and returns its `TASK`.
 
-    Raises:
-        InputError: if there is no such recipe, it cannot be imported, or is not a recipe.
+    Raises InputError if there is no such recipe, it cannot be imported, or is not a recipe.
     """
     path = file = recipe_file(recipe)
     name = f"toolkit_recipe_{file.stem}"  # a recipe may have the name of a library

@@ -24,7 +24,7 @@ from toolkit.checkpoint.writing import collected
 from toolkit.checks.machine import warn_of_machine
 from toolkit.checks.run import check_run, check_steps
 from toolkit.config.keys import flatten
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, TrainConfig
 from toolkit.data.batching.batches import training_order
 from toolkit.data.row_cache import code_fingerprint
 from toolkit.distributed.collectives import on_main, require_same
@@ -51,8 +51,6 @@ from toolkit.tracking.tracker import RunTrackers
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
-
-    from toolkit.config.train import TrainConfig
 
 
 PLACES = (

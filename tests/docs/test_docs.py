@@ -150,7 +150,7 @@ def test_trainings_are_valid(command: str, reader) -> None:
     if "--config" not in words:
         parser = argparse.ArgumentParser(allow_abbrev=False)
         train.add_train(parser)
-        parsed = parser.parse_intermixed_args(list(train.rewritten(words)))
+        parsed = parser.parse_intermixed_args(list(train.rewrite_train(words)))
         assert problems(parsed.recipe, {}, train.settings(parsed)) == []
         return
     arguments, rest = parser.parse_known_args(words)

@@ -27,16 +27,6 @@ def _option_problems(case: Case) -> Iterator[Problem]:
             yield Problem((*Problem.of(message).keys, *re.findall(r"[a-z]\w*(?:\.\w+)+", message)), message)
 
 
-def _sampling_problems(case: Case) -> Iterator[str]:
-    if case.cfg.train.train_sampling_strategy == "balanced" and case.task.class_column() is None:
-        yield "train.train_sampling_strategy: received 'balanced', but the rows of this task have no classes"
-
-
-def _ensemble_problems(case: Case) -> Iterator[str]:
-    if case.cfg.train.snapshot_ensemble and not case.task.has("average"):
-        yield "train.snapshot_ensemble: received true, but this task's predictions cannot be averaged"
-
-
 def _pipeline_problems(case: Case) -> Iterator[str]:
     if case.cfg.parallel.pipeline > 1 and case.task.has("forward"):
         yield (
@@ -63,29 +53,6 @@ def _budget_problems(section: str, rows: str, case: Case) -> Iterator[str]:
         yield f"{section}.max_tokens_per_batch: received {tokens}, {why}; set {section}.{rows}"
 
 
-def _shape_problems(case: Case) -> Iterator[str]:
-    multiple = case.cfg.train.pad_to_multiple_of
-    if multiple is not None and case.task.unit != "tokens":
-        yield f"train.pad_to_multiple_of: received {multiple}, but only batches of text are padded so; remove it"
-
-
-def _media_problems(case: Case) -> Iterator[str]:
-    if case.cfg.data.media_cache != "auto" and not reads_files(case.task):
-        what = "has no effect, because this task's inputs are not in files of their own; remove it"
-        yield f"data.media_cache: received {show(case.cfg.data.media_cache)}, {what}"
-
-
-def _generate_problems(case: Case) -> Iterator[str]:
-    if case.cfg.eval.generate and not case.task.has("generated_scores"):
-        yield "eval.generate: received true, but this task has no given answers to generated ones; remove it"
-
-
-def _slice_problems(case: Case) -> Iterator[str]:
-    if case.cfg.eval.slices and case.task.has("regroup"):
-        what = "has no effect, because a block of this task spans several rows; remove it"
-        yield f"eval.slices: received {show(case.cfg.eval.slices)}, {what}"
-
-
 _SECTIONS = {name: section_types(object)[name] for name in ("model", "data", "eval", "checkpoint", "tracking")}
 TEXTS = (*(f"{name}.{each.name}" for name, kind in _SECTIONS.items() for each in fields(kind)), "output_dir")
 """Settings that must not be blank if they are text."""
@@ -94,6 +61,17 @@ TEXTS = (*(f"{name}.{each.name}" for name, kind in _SECTIONS.items() for each in
 def _of(stage: Stage, key: str, find: Callable[[Config, str], Iterable[str]]) -> Check:
     """Returns the check of a setting by itself."""
     return Check(stage, "", (key,), lambda case: find(case.cfg, key))
+
+
+def _unfit(key: str, is_unfit: Callable[[Case], bool], why: str) -> Check:
+    """Returns the check of a setting that does not fit some tasks."""
+
+    def find(case: Case) -> Iterator[str]:
+        section, name = key.split(".")
+        if is_unfit(case):
+            yield f"{key}: received {show(getattr(getattr(case.cfg, section), name))}, {why}"
+
+    return Check("task", key, (key, "task"), find)
 
 
 SETTINGS = (
@@ -123,8 +101,11 @@ WITH_TASK = (
           lambda case: problems_of(lambda: best_metric(case.cfg, case.task))),
     Check("task", "train.target_metric", ("train.target_metric", "task"),
           lambda case: problems_of(lambda: target_metric(case.cfg, case.task))),
-    Check("task", "train.train_sampling_strategy", ("train.train_sampling_strategy", "task"), _sampling_problems),
-    Check("task", "train.snapshot_ensemble", ("train.snapshot_ensemble", "task"), _ensemble_problems),
+    _unfit("train.train_sampling_strategy",
+           lambda case: case.cfg.train.train_sampling_strategy == "balanced" and case.task.class_column() is None,
+           "but the rows of this task have no classes"),
+    _unfit("train.snapshot_ensemble", lambda case: case.cfg.train.snapshot_ensemble and not case.task.has("average"),
+           "but this task's predictions cannot be averaged"),
     Check("task", "parallel.pipeline", ("parallel.pipeline", "task"), _pipeline_problems),
     Check("task", "train.strategy, train.auto_batch_size", ("train.strategy", "train.auto_batch_size", "task"),
           _window_problems),
@@ -133,9 +114,14 @@ WITH_TASK = (
               partial(_budget_problems, section, rows))
         for section, rows in (("train", "per_device_train_batch_size"), ("eval", "per_device_eval_batch_size"))
     ),
-    Check("task", "data.media_cache", ("data.media_cache", "task"), _media_problems),
-    Check("task", "eval.generate", ("eval.generate", "task"), _generate_problems),
-    Check("task", "eval.slices", ("eval.slices", "task"), _slice_problems),
-    Check("task", "train.pad_to_multiple_of", ("train.pad_to_multiple_of", "task"), _shape_problems),
+    _unfit("data.media_cache", lambda case: case.cfg.data.media_cache != "auto" and not reads_files(case.task),
+           "has no effect, because this task's inputs are not in files of their own; remove it"),
+    _unfit("eval.generate", lambda case: case.cfg.eval.generate and not case.task.has("generated_scores"),
+           "but this task has no given answers to generated ones; remove it"),
+    _unfit("eval.slices", lambda case: bool(case.cfg.eval.slices) and case.task.has("regroup"),
+           "has no effect, because a block of this task spans several rows; remove it"),
+    _unfit("train.pad_to_multiple_of",
+           lambda case: case.cfg.train.pad_to_multiple_of is not None and case.task.unit != "tokens",
+           "but only batches of text are padded so; remove it"),
 )  # fmt: skip
 """Checks that need the task, which may import numpy."""

@@ -13,7 +13,6 @@ from toolkit.base.errors import InputError, ToolkitError
 from toolkit.base.files import expanded
 from toolkit.base.outputs import output_folder
 from toolkit.commands import options
-from toolkit.commands.options import Command
 
 if TYPE_CHECKING:
     from toolkit.api.run import Checkpoint
@@ -27,14 +26,10 @@ ONLY_FOR = {"tensors": "show", "output": "convert", "format": "convert", "recipe
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Adds the operation, the checkpoint, and the options of the operations."""
-    parser.add_argument(
-        "operation", choices=OPERATIONS, help="show what it holds, verify every byte, or convert it into a model"
-    )
-    parser.add_argument(
-        "checkpoint",
-        metavar="RUN_OR_CHECKPOINT",
-        help="a step-<N> folder; of a run, the newest valid one (verify: all)",
-    )
+    about = "show what it holds, verify every byte, or convert it into a model"
+    parser.add_argument("operation", choices=OPERATIONS, help=about)
+    about = "a step-<N> folder; of a run, the newest valid one (verify: all)"
+    parser.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", help=about)
     parser.add_argument("--tensors", action="store_true", help="show: list every tensor")
     options.add_output(parser, folder=True)
     formats = "convert: a model; full and sharded write a checkpoint"
@@ -107,6 +102,3 @@ def run_verify(arguments: argparse.Namespace) -> None:
     from toolkit.deploy.verify import verify_run
 
     verify_run(expanded(arguments.run))
-
-
-COMMANDS = {"checkpoint": Command(add_checkpoint, run_checkpoint), "verify": Command(add_verify, run_verify)}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, NoReturn
 
 from toolkit.base.package import import_object
 from toolkit.base.version import __version__
@@ -64,18 +64,25 @@ GROUPS = {
         "push": ("toolkit.commands.deploy", "push the model to the Hub"),
     },
 }
-"""Sub-commands by group, in the order of use: their module and summary.
-
-The module has a table `COMMANDS` of its own.
-"""
+"""Sub-commands by group, in the order of use: their module, which has the functions of `Command`, and summary."""
 COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
 """The same without the groups."""
 
 
-def command_of(name: str) -> options.Command:
+class Command(NamedTuple):
+    """A sub-command, such as `lr-find`."""
+
+    add_arguments: Callable[[argparse.ArgumentParser], None]  # `add_lr_find`: adds its arguments to a parser
+    work: Callable[[argparse.Namespace], None]  # `run_lr_find`; raises ToolkitError for problems that users can solve
+    # `rewrite_lr_find`, if there is one: turns the words of the command line into others before they are parsed
+    rewritten: Callable[[Sequence[str]], Iterable[str]]
+
+
+def command_of(name: str) -> Command:
     """Imports a sub-command's module and returns the sub-command."""
-    commands: dict[str, options.Command] = import_object(COMMANDS[name][0]).COMMANDS
-    return commands[name]
+    module, own = import_object(COMMANDS[name][0]), name.replace("-", "_")
+    rewritten = getattr(module, f"rewrite_{own}", list)
+    return Command(getattr(module, f"add_{own}"), getattr(module, f"run_{own}"), rewritten)
 
 
 def overview() -> str:

@@ -8,7 +8,6 @@ import re
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import expanded
 from toolkit.commands import options
-from toolkit.commands.options import Command, at_least
 from toolkit.lab.compare.variants import MODES, QUESTIONS
 from toolkit.lab.search.space import METHODS
 
@@ -17,30 +16,17 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     """Adds the settings to compare and the number of runs."""
     options.add_recipe(parser)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--switch", action="append", metavar="KEY=A,B",
-        help="a setting and its values, the baseline first; A+other.key=C changes another setting as well",
-    )  # fmt: skip
+    text = "a setting and its values, the baseline first; A+other.key=C changes another setting as well"
+    what.add_argument("--switch", action="append", metavar="KEY=A,B", help=text)
     what.add_argument("--preset", choices=QUESTIONS, help="; ".join(f"{k}: {q.help}" for k, q in QUESTIONS.items()))
     text = "product, every combination of the switches; or one-at-a-time, or cumulative"
     options.add(parser, "--mode", default_text=text, default="product", type=options.one_of(*MODES))
-    parser.add_argument(
-        "--seeds", type=at_least(1), default=3, metavar="N", help="runs of each variant, in turn (default: 3)"
-    )
+    options.add_count(parser, "--seeds", "runs of each variant, in turn", 3)
     options.add(parser, "--steps", default_text="as configured")
     options.add_launch(parser)
-    parser.add_argument(
-        "--draws",
-        type=at_least(0),
-        default=200,
-        metavar="N",
-        help="bootstrap samples for the intervals of metrics (default: 200)",
-    )
-    parser.add_argument(
-        "--keep-window",
-        action="store_true",
-        help="keep the baseline's rows per step in all variants, by adjusting the accumulation or the batch size",
-    )
+    options.add_count(parser, "--draws", "bootstrap samples for the intervals of metrics", 200, least=0)
+    window = "keep the baseline's rows per step in all variants, by adjusting the accumulation or the batch size"
+    parser.add_argument("--keep-window", action="store_true", help=window)
     parser.add_argument("--metric", metavar="NAME", help="main metric (default: the one that selects the best model)")
     parser.add_argument("--keep-best", action="store_true", help="keep the model of the best variant")
     parser.add_argument("--skip-refused", action="store_true", help="skip variants that cannot run")
@@ -86,25 +72,11 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     options.add(parser, "--config")
     parser.add_argument("--space", metavar="FILE", help="YAML file of the settings to search: a list of values or a "
                         "range {low: 1e-5, high: 1e-3, log: true} for each dotted key")  # fmt: skip
-    parser.add_argument(
-        "--method",
-        choices=tuple(METHODS),
-        default="tpe",
-        help=f"{'; '.join(f'{name}: {each.help}' for name, each in METHODS.items())} (default: tpe)",
-    )
-    parser.add_argument(
-        "--trials",
-        type=at_least(1),
-        metavar="N",
-        help="number of trials; members of the population for pbt (default: 20, grid: all)",
-    )
-    parser.add_argument(
-        "--parallel",
-        type=at_least(1),
-        default=1,
-        metavar="K",
-        help="trials at the same time, each on GPUs of its own (default: 1)",
-    )
+    methods = "; ".join(f"{name}: {each.help}" for name, each in METHODS.items())
+    parser.add_argument("--method", choices=tuple(METHODS), default="tpe", help=f"{methods} (default: tpe)")
+    trials = "number of trials; members of the population for pbt (default: 20, grid: all)"
+    options.add_count(parser, "--trials", trials)
+    options.add_count(parser, "--parallel", "trials at the same time, each on GPUs of its own", 1, metavar="K")
     at_the_end = "none; at its end trials stop with a checkpoint, and the same command resumes them"
     options.add(parser, "--time", type=_seconds, default_text=at_the_end)
     parser.add_argument("--storage", metavar="URL",
@@ -151,8 +123,7 @@ FOLDS = 5
 def add_cross_validate(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the number of folds."""
     options.add_recipe(parser)
-    parser.add_argument("--folds", type=at_least(2), default=FOLDS, metavar="N",
-                        help=f"number of folds, and of trainings (default: {FOLDS})")  # fmt: skip
+    options.add_count(parser, "--folds", "number of folds, and of trainings", FOLDS, least=2)
     parser.add_argument("--keep-models", action="store_true", help="keep the model of each fold")
     options.add_launch(parser)
     options.add_output(parser, "OUTPUT_DIR-cross-validate", folder=True)
@@ -186,11 +157,3 @@ def run_baseline(arguments: argparse.Namespace) -> None:
     from toolkit.lab.baseline import score
 
     score(request, with_model=not arguments.no_model).publish(request.output)
-
-
-COMMANDS = {
-    "baseline": Command(add_baseline, run_baseline),
-    "compare": Command(add_compare, run_compare),
-    "cross-validate": Command(add_cross_validate, run_cross_validate),
-    "search": Command(add_search, run_search),
-}

@@ -8,7 +8,6 @@ from toolkit.base.errors import InputError
 from toolkit.base.files import expanded
 from toolkit.catalog.entries import CATALOG, DEFAULT_FOLDER
 from toolkit.commands import options
-from toolkit.commands.options import Command
 
 SIGNALS = 5
 """Rows whose trained tokens are shown."""
@@ -23,22 +22,16 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     )
     actions = "`show` what a run will be trained on, or `get` a public dataset: download and convert it"
     parser.add_argument("action", choices=("show", "get"), help=actions)
-    parser.add_argument(
-        "name",
-        metavar="FILE|RECIPE|NAME",
-        help=f"show: a file or folder, or a recipe with --config; get: one of {', '.join(list(CATALOG))}",
-    )
+    about = f"show: a file or folder, or a recipe with --config; get: one of {', '.join(CATALOG)}"
+    parser.add_argument("name", metavar="FILE|RECIPE|NAME", help=about)
     options.add(parser, "overrides")
     options.add(parser, "--config")
-    parser.add_argument(
-        "--signal", type=options.at_least(1), metavar="N", nargs="?", const=SIGNALS,
-        help=f"show: N training rows with the tokens that are trained, measured by gradients (N: {SIGNALS})",
-    )  # fmt: skip
+    signal = f"show: N training rows with the tokens that are trained, measured by gradients (N: {SIGNALS})"
+    options.add_count(parser, "--signal", signal, nargs="?", const=SIGNALS)
     place = f"{DEFAULT_FOLDER}, where the shipped configurations look; the dataset is written to its subfolder NAME"
     options.add_output(parser, place, folder=True)
-    parser.add_argument(
-        "--from", dest="mirror", metavar="DIR", help="folder with manually downloaded source files (works offline)"
-    )
+    about = "folder with manually downloaded source files (works offline)"
+    parser.add_argument("--from", dest="mirror", metavar="DIR", help=about)
 
 
 def run_data(arguments: argparse.Namespace) -> None:
@@ -72,8 +65,6 @@ def _show(arguments: argparse.Namespace) -> None:
     if arguments.config is None:
         shown = subject_of_file(arguments.name, arguments.overrides)
     else:
-        from toolkit.commands import options
-
         arguments.recipe = arguments.name
         task_type, loaded = options.load(arguments)
         shown = subject(task_type, loaded.config)
@@ -89,8 +80,7 @@ def _show(arguments: argparse.Namespace) -> None:
         if not shown.task.predicts_tokens:
             raise InputError(f"--signal: {type(shown.task).__name__} does not predict tokens; remove it")
         processor, features = features_of(shown.cfg, shown.task, shown.rows)
-        places = range(min(arguments.signal, len(features["train"])))
-        for each in signals(shown.task, processor, features["train"], places, shown.cfg.seed):
+        for each in signals(shown.task, processor, features["train"], arguments.signal, shown.cfg.seed):
             console.print()
             console.print("\n".join(each.lines()), markup=False)
 
@@ -98,11 +88,8 @@ def _show(arguments: argparse.Namespace) -> None:
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the run whose predictions are used."""
     options.add_recipe(parser)
-    parser.add_argument(
-        "--run",
-        metavar="RUN",
-        help="output folder of a finished run, or of cross-validate, whose predictions show likely wrong labels",
-    )
+    about = "output folder of a finished run, or of cross-validate, whose predictions show likely wrong labels"
+    parser.add_argument("--run", metavar="RUN", help=about)
     options.add_output(parser, "OUTPUT_DIR-doctor", folder=True)
 
 
@@ -134,10 +121,3 @@ def run_fetch(arguments: argparse.Namespace) -> None:
 
     folder = expanded(arguments.output).absolute()
     print("\n".join(lines(*fetch(task_type, arguments.config, arguments.overrides, folder, arguments.prepare))))
-
-
-COMMANDS = {
-    "fetch": Command(add_fetch, run_fetch),
-    "doctor": Command(add_doctor, run_doctor),
-    "data": Command(add_data, run_data),
-}

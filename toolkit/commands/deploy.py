@@ -12,7 +12,6 @@ from toolkit.base.files import expanded
 from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import options
-from toolkit.commands.options import Command
 from toolkit.system.launcher import require_no_launcher
 
 if TYPE_CHECKING:
@@ -196,12 +195,3 @@ def run_demo(arguments: argparse.Namespace) -> None:
 
     run, name, opened = options.open_served(arguments, ("gradio", "uvicorn"))
     serve_demo(run, name, opened, Limits(), _corpus(run, arguments.corpus))
-
-
-COMMANDS = {
-    "serve": Command(add_serve, run_serve),
-    "demo": Command(add_demo, run_demo),
-    "export": Command(add_export, run_export),
-    "push": Command(add_push, run_push),
-    "merge": Command(add_merge, run_merge),
-}

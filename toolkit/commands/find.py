@@ -11,7 +11,6 @@ from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.base.outputs import output_file
 from toolkit.commands import options
-from toolkit.commands.options import Command, at_least
 from toolkit.config.sections import Config
 
 if TYPE_CHECKING:
@@ -107,9 +106,7 @@ def add_lr_find(parser: argparse.ArgumentParser) -> None:
                         help="last rate (default: a thousand times train.learning_rate)")  # fmt: skip
     parser.add_argument("--ramp", choices=("exponential", "linear"), default="exponential",
                         help="how the rate rises (default: exponential)")  # fmt: skip
-    options.add(
-        parser, "--steps", default_text=f"{STEPS}, at least {LEAST_STEPS}", default=STEPS, type=at_least(LEAST_STEPS)
-    )
+    options.add_least(parser, "--steps", f"{STEPS}, at least {LEAST_STEPS}", STEPS, LEAST_STEPS)
     options.add_launch(parser)
     options.add_output(parser, "OUTPUT_DIR-lr-find", folder=True)
 
@@ -133,21 +130,11 @@ def add_batch_find(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", metavar="SIZE", help="memory that each process may use, for example 16GiB (default: what is free)"
     )
-    parser.add_argument(
-        "--scale-lr", choices=SCALES,
-        help="try larger windows, too, with the learning rate multiplied by their growth or its square root",
-    )  # fmt: skip
-    parser.add_argument(
-        "--reference-rows", type=at_least(1), metavar="N",
-        help="rows of a step for which train.learning_rate is meant (default: as configured)",
-    )  # fmt: skip
-    options.add(
-        parser,
-        "--steps",
-        default_text=f"{TIMED_STEPS}, in each of two rounds",
-        default=TIMED_STEPS,
-        type=at_least(LEAST_TIMED_STEPS),
-    )
+    larger = "try larger windows, too, with the learning rate multiplied by their growth or its square root"
+    parser.add_argument("--scale-lr", choices=SCALES, help=larger)
+    meant = "rows of a step for which train.learning_rate is meant (default: as configured)"
+    options.add_count(parser, "--reference-rows", meant)
+    options.add_least(parser, "--steps", f"{TIMED_STEPS}, in each of two rounds", TIMED_STEPS, LEAST_TIMED_STEPS)
     options.add_launch(parser)
     options.add_output(parser, "OUTPUT_DIR-batch-find", folder=True)
 
@@ -159,10 +146,3 @@ def run_batch_find(arguments: argparse.Namespace) -> None:
 
     report = find(request, arguments.memory, arguments.scale_lr, arguments.reference_rows, arguments.steps)
     report.publish(request.output)
-
-
-COMMANDS = {
-    "lr-plot": Command(add_lr_plot, run_lr_plot),
-    "lr-find": Command(add_lr_find, run_lr_find),
-    "batch-find": Command(add_batch_find, run_batch_find),
-}

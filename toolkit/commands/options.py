@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from toolkit.base.cli_errors import EXIT_INTERRUPT
 from toolkit.base.errors import ConfigError, InputError
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from toolkit.config import Loaded
     from toolkit.deploy.trained import TrainedRun
     from toolkit.lab.tool import Request
-
-
-class Command(NamedTuple):
-    """A sub-command of `toolkit`."""
-
-    add_arguments: Callable[[argparse.ArgumentParser], None]  # adds its arguments to a parser
-    work: Callable[[argparse.Namespace], None]  # runs it; raises ToolkitError for problems that the user can solve
-    # turns the words of its command line into others before they are parsed
-    rewritten: Callable[[Sequence[str]], Iterable[str]] = list
 
 
 class Parser(Protocol):
@@ -144,6 +135,19 @@ def add(parser: Parser, name: str, default_text: str | None = None, **settings: 
     shared = ARGUMENTS[name]
     text = shared["help"] if default_text is None else f"{shared['help']} (default: {default_text})"
     parser.add_argument(name, **{**shared, **settings, "help": text})
+
+
+def add_count(
+    parser: Parser, name: str, text: str, default: int | None = None, least: int = 1, **settings: Any
+) -> None:
+    """Adds an option for whole numbers of at least `least`; further parameters are those of `add_argument`."""
+    text += "" if default is None else f" (default: {default})"
+    parser.add_argument(name, **{"type": at_least(least), "default": default, "metavar": "N", "help": text, **settings})
+
+
+def add_least(parser: Parser, name: str, default_text: str, default: int, least: int) -> None:
+    """Adds one of `ARGUMENTS` for whole numbers of at least `least`."""
+    add(parser, name, default_text, default=default, type=at_least(least))
 
 
 def add_output(parser: Parser, default_text: str | None = None, folder: bool = False, **settings: Any) -> None:

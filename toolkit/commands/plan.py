@@ -9,10 +9,10 @@ import argparse
 import shlex
 
 from toolkit.base.errors import InputError
-from toolkit.base.files import expanded
+from toolkit.base.files import expanded, write_json
 from toolkit.base.outputs import output_file
 from toolkit.commands import options
-from toolkit.commands.options import Command, at_least
+from toolkit.commands.options import at_least
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -20,17 +20,12 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     options.add_recipe(parser)
     parser.add_argument("--gpu-memory", metavar="SIZE", help="plan for a GPU with this memory, for example 16GiB")
     options.add(parser, "--processes", default_text="1; with several, parallel strategies are compared", default=1)
-    parser.add_argument(
-        "--length", type=at_least(1), metavar="N", help="length of inputs (default: the largest that the options allow)"
-    )
+    options.add_count(parser, "--length", "length of inputs (default: the largest that the options allow)")
     parser.add_argument(
         "--calibrate", action="store_true", help="train a few steps on this machine to correct the plan"
     )
-    parser.add_argument(
-        "--bandwidth",
-        metavar="RATE",
-        help="all-reduce bandwidth, for example 25GB/s (default: measured on this machine)",
-    )
+    about = "all-reduce bandwidth, for example 25GB/s (default: measured on this machine)"
+    parser.add_argument("--bandwidth", metavar="RATE", help=about)
     options.add_output(parser, "none; the plan as JSON")
 
 
@@ -47,7 +42,6 @@ def run_plan(arguments: argparse.Namespace) -> None:
     )
     request = options.request(arguments, "plan", processes=1)
     from toolkit.base.console import say
-    from toolkit.base.files import write_json
     from toolkit.document.render import print_blocks
 
     plan = Plan(request, arguments.processes, arguments.length, capacity, bandwidth)
@@ -85,10 +79,7 @@ SKIPPED, LEAST_SKIPPED, STEPS = 5, 2, 5
 def add_profile(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, and which steps to measure."""
     options.add_recipe(parser)
-    options.add(
-        parser, "--skip", default_text=f"{SKIPPED}, at least {LEAST_SKIPPED}", default=SKIPPED,
-        type=at_least(LEAST_SKIPPED),
-    )  # fmt: skip
+    options.add_least(parser, "--skip", f"{SKIPPED}, at least {LEAST_SKIPPED}", SKIPPED, LEAST_SKIPPED)
     options.add(parser, "--steps", default_text=f"{STEPS} to time, and as many to trace", default=STEPS)
     options.add_launch(parser)
     options.add_output(parser, "OUTPUT_DIR-profile", folder=True)
@@ -125,10 +116,8 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
     )
     text = "strong, the same rows in a step; or weak, the same rows for each process"
     options.add(parser, "--mode", default_text=text, default="strong", type=options.one_of("strong", "weak"))
-    parser.add_argument(
-        "--rounds", type=at_least(1), default=ROUNDS, metavar="N", help=f"runs of each, in turn (default: {ROUNDS})"
-    )
-    options.add(parser, "--steps", default_text=str(SCALE_STEPS), default=SCALE_STEPS, type=at_least(LEAST_SCALE_STEPS))
+    options.add_count(parser, "--rounds", "runs of each, in turn", ROUNDS)
+    options.add_least(parser, "--steps", str(SCALE_STEPS), SCALE_STEPS, LEAST_SCALE_STEPS)
     options.add_output(parser, "OUTPUT_DIR-scale", folder=True)
 
 
@@ -163,12 +152,3 @@ def run_collectives(arguments: argparse.Namespace) -> None:
     launch = Launch.of(arguments.launch, arguments.processes or usual)
     output = expanded(arguments.output or "outputs/collectives")
     time_operations(launch, output, shlex.join(arguments.command)).publish(output)
-
-
-COMMANDS = {
-    "preflight": Command(add_preflight, run_preflight),
-    "profile": Command(add_profile, run_profile),
-    "plan": Command(add_plan, run_plan),
-    "scale": Command(add_scale, run_scale),
-    "collectives": Command(add_collectives, run_collectives),
-}

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from toolkit.base.errors import InputError
-from toolkit.base.files import expanded
+from toolkit.base.files import expanded, write_json
 from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import options
-from toolkit.commands.options import Command, open_trained
+from toolkit.commands.options import open_trained
 
 TOP_K = 10
 """Documents of a ranking."""
@@ -27,15 +27,10 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the inputs and the output file."""
     options.add_run(parser, bad_rows="skip; their reasons are in the column error")
     given = parser.add_mutually_exclusive_group(required=True)
-    given.add_argument(
-        "--input", metavar="FILE", action="append", help="rows, a folder of files, or one file; may be repeated"
-    )
-    given.add_argument(
-        "--input-text",
-        metavar="TEXT",
-        action="append",
-        help="a text, or for several columns COLUMN=TEXT or a JSON object; may be repeated",
-    )
+    about = "rows, a folder of files, or one file; may be repeated"
+    given.add_argument("--input", metavar="FILE", action="append", help=about)
+    about = "a text, or for several columns COLUMN=TEXT or a JSON object; may be repeated"
+    given.add_argument("--input-text", metavar="TEXT", action="append", help=about)
     named = "INPUT.predictions and the input's format beside it, else .csv; the terminal for texts and single files"
     options.add_output(parser, named)
     parser.add_argument("--score", action="store_true",
@@ -43,14 +38,12 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threshold", type=options.fraction, metavar="P", help="add the column unsure: score below P")
     parser.add_argument("--all-scores", action="store_true", help="add a column with the score of every class")
     options.add(parser, "--corpus", default_text="none; the answers are embeddings")
-    parser.add_argument("--top-k", type=options.at_least(1), metavar="K",
-                        help=f"with --corpus, documents per row (default: {TOP_K})")  # fmt: skip
+    options.add_count(parser, "--top-k", f"with --corpus, documents per row (default: {TOP_K})", metavar="K")
 
 
 def run_predict(arguments: argparse.Namespace) -> None:
     """Writes the rows of the inputs with their predictions, in order, or shows those of single inputs."""
     from toolkit.base.console import say
-    from toolkit.base.files import write_json
     from toolkit.base.processes import is_first_rank
     from toolkit.deploy.predict import AnswerOptions, answer, file_inputs, text_input
     from toolkit.deploy.trained import decoded_with, read_settings
@@ -110,9 +103,8 @@ def add_mine(parser: argparse.ArgumentParser) -> None:
     options.add(parser, "--data", required=True)
     options.add(parser, "--corpus", default_text="those of --data")
     options.add_output(parser, "none; .jsonl, .parquet, .csv", required=True)
-    for option, default, meaning in (("--depth", 50, "documents to look at"), ("--negatives", 5, "negatives")):
-        parser.add_argument(option, type=options.at_least(1), default=default, metavar="N",
-                            help=f"most {meaning} per row (default: {default})")  # fmt: skip
+    options.add_count(parser, "--depth", "most documents to look at per row", 50)
+    options.add_count(parser, "--negatives", "most negatives per row", 5)
     gap = "by how much a negative's score must be below that of the row's own document (default: any score)"
     parser.add_argument("--gap", type=float, metavar="G", help=gap)
     parser.add_argument("--pairs", action="store_true", help="write pairs with the label 1 or 0, for a reranker")
@@ -173,7 +165,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
         from toolkit.system.launcher import require_no_launcher
 
         require_no_launcher("evaluate --endpoint")
-        endpoint = Endpoint.of(arguments.endpoint, arguments.endpoint_model)
+        endpoint = Endpoint(arguments.endpoint, arguments.endpoint_model)
         run = open_trained(arguments, skips_rows=True)
         require_greedy(run)
         if not compare_with(run, endpoint, read_labelled(run, arguments.data, bad), output):
@@ -234,11 +226,3 @@ def run_calibrate(arguments: argparse.Namespace) -> None:
     task = read_settings(folder, arguments.recipe, overrides=arguments.overrides, calibrated=False)[1]
     require_rules(task, promise)
     calibrate_run(open_trained(arguments, calibrated=False), folder, arguments.data, promise)
-
-
-COMMANDS = {
-    "predict": Command(add_predict, run_predict),
-    "evaluate": Command(add_evaluate, run_evaluate),
-    "mine": Command(add_mine, run_mine),
-    "calibrate": Command(add_calibrate, run_calibrate),
-}

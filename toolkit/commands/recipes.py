@@ -17,7 +17,6 @@ from toolkit.base.files import expanded, kind_of, why, written_folder, written_w
 from toolkit.base.outputs import output_file
 from toolkit.base.package import find_shipped, shipped_root
 from toolkit.commands import options
-from toolkit.commands.options import Command
 
 if TYPE_CHECKING:
     from toolkit.lab.init.draft import Draft
@@ -29,11 +28,8 @@ ASKED = ("data.columns.", "task.problem_type", "data.validation_split", "model.n
 
 def add_init(parser: argparse.ArgumentParser) -> None:
     """Adds the data, what is known about it, and the file to write."""
-    parser.add_argument(
-        "source",
-        metavar="FILE",
-        help="your data: a file, a folder of classes, or line-aligned files as 'train.{en,de}'",
-    )
+    data = "your data: a file, a folder of classes, or line-aligned files as 'train.{en,de}'"
+    parser.add_argument("source", metavar="FILE", help=data)
     options.add(parser, "overrides")
     options.add(parser, "--recipe", default_text="the one that fits the columns")
     options.add(parser, "--model", default_text="a small pretrained model that fits the data")
@@ -195,6 +191,3 @@ def _summary(recipe: Path) -> str:
     """Returns the first line of a recipe's docstring, without running the recipe."""
     text = ast.get_docstring(ast.parse(recipe.read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0].rstrip(".")
-
-
-COMMANDS = {"init": Command(add_init, run_init), "ls": Command(add_ls, run_ls), "cp": Command(add_cp, run_cp)}

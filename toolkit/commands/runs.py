@@ -11,14 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.base.console import counted, format_duration, format_value, plain, rich_console, say, shorten, warn
+from toolkit.base.console import counted, format_duration, format_value, say, shorten, warn
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import expanded, write_text
 from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import is_own_run, require_trusted, shipped_copy
 from toolkit.commands import options
-from toolkit.commands.options import Command, at_least
 from toolkit.report.facts import require_intact_model
 from toolkit.report.runs import MEASURED, Difference, Record, differences, find_records, folder_of, read_record, repeats
 from toolkit.system.environment import checkout, git
@@ -34,15 +33,12 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
         "folder", nargs="?", default="outputs", metavar="FOLDER", help="folder that contains runs (default: outputs)"
     )
     parser.add_argument("--sort", metavar="FIGURE", help="sort by a metric, for example eval_accuracy")
-    parser.add_argument(
-        "--where", nargs="+", action="extend", default=[], metavar="CONDITION",
-        help="only runs that meet all of these, for example 'train.learning_rate>1e-4' finished=true (also != < <= >=)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--columns", nargs="+", action="extend", default=[], metavar="NAME",
-        help="settings and results to show, for example train.optim eval_accuracy (default: in files, the settings in "
-        "which the runs differ, and their results)",
-    )  # fmt: skip
+    several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+    what = "only runs that meet all of these, for example 'train.learning_rate>1e-4' finished=true (also != < <= >=)"
+    parser.add_argument("--where", metavar="CONDITION", help=what, **several)
+    what = "settings and results to show, for example train.optim eval_accuracy (default: in files, the settings in "
+    what += "which the runs differ, and their results)"
+    parser.add_argument("--columns", metavar="NAME", help=what, **several)
     what = "none; .html for a page with a sortable table and curves, .csv for the table; may be repeated"
     options.add_output(parser, what, action="append", default=[])
 
@@ -88,18 +84,13 @@ def _write(entries: Sequence[Entry], names: Sequence[str], files: Sequence[Path]
 
 
 def _print(entries: Sequence[Entry], columns: Sequence[str], sort: str | None) -> None:
-    from rich.table import Table
-
-    from toolkit.document.blocks import shown
+    from toolkit.document.blocks import Table, shown
+    from toolkit.document.render import print_table
     from toolkit.lab.board import cell
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("run", *(columns or ("recipe", "engine", "steps", "score", "time"))):
-        table.add_column(plain(name), overflow="fold")
-    for entry in entries:
-        own = [shown(cell(entry.values.get(name))) for name in columns]
-        table.add_row(*map(plain, [entry.name, *(own if columns else _row(entry.record, sort))]))
-    rich_console().print(table)
+    own = [[shown(cell(entry.values.get(name))) for name in columns] or _row(entry.record, sort) for entry in entries]
+    header = ["run", *(columns or ("recipe", "engine", "steps", "score", "time"))]
+    print_table(Table(header, [[entry.name, *row] for entry, row in zip(entries, own, strict=True)]))
 
 
 def _order(value: Any) -> tuple[bool, float]:
@@ -144,20 +135,18 @@ def run_diff(arguments: argparse.Namespace) -> None:
 
 def show(found: Sequence[Difference], one: str, other: str) -> None:
     """Prints one table of differences per section."""
-    from rich.table import Table
+    from toolkit.document.blocks import Table
+    from toolkit.document.render import print_table
 
-    console = rich_console()
+    header = ["", shorten(Path(one).name, 24), shorten(Path(other).name, 24)]
     for section, title in TITLES.items():
-        rows = [difference for difference in found if difference.section == section]
-        if not rows:
-            continue
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for name in ("", shorten(Path(one).name, 24), shorten(Path(other).name, 24)):
-            table.add_column(plain(name), overflow="fold")
-        for row in rows:
-            values = (shorten(format_value(value), 40) for value in (row.one, row.other))
-            table.add_row(plain(row.name), *map(plain, values))
-        console.print(table)
+        rows = [
+            [each.name, *(shorten(format_value(value), 40) for value in (each.one, each.other))]
+            for each in found
+            if each.section == section
+        ]
+        if rows:
+            print_table(Table(header, rows, caption=title))
 
 
 NAMES = ("loss-scale", "engines", "resume", "ranks", "strategy")
@@ -171,23 +160,12 @@ def add_certify(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="all certificates (the default)")
     which.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"one or more of {', '.join(NAMES)}")
-    parser.add_argument(
-        "--rows",
-        type=at_least(LEAST_ROWS),
-        default=ROWS,
-        metavar="N",
-        help=f"training rows to use, at least {LEAST_ROWS}, more than one window of 8 (default: {ROWS})",
-    )
-    parser.add_argument(
-        "--kill-at", type=at_least(1), metavar="STEP", help="resume: kill at this step (default: a random one)"
-    )
-    parser.add_argument(
-        "--strategy",
-        nargs="+",
-        metavar="SPEC",
-        help="strategy: settings of parallel to compare with one process, for instance fsdp=2 or replicas=2,tensor=2 "
-        "(default: those that the model allows on two processes)",
-    )
+    which_rows = f"training rows to use, at least {LEAST_ROWS}, more than one window of 8"
+    options.add_count(parser, "--rows", which_rows, ROWS, LEAST_ROWS)
+    options.add_count(parser, "--kill-at", "resume: kill at this step (default: a random one)", metavar="STEP")
+    compared = "strategy: settings of parallel to compare with one process, for instance fsdp=2 or replicas=2,tensor=2 "
+    compared += "(default: those that the model allows on two processes)"
+    parser.add_argument("--strategy", nargs="+", metavar="SPEC", help=compared)
     options.add_output(parser, "certificates/ and a hash of the configuration", folder=True)
     parser.add_argument("--keep", action="store_true", help="keep the runs, in DIR/runs")
 
@@ -233,12 +211,8 @@ def add_reproduce(parser: argparse.ArgumentParser) -> None:
     options.add(
         parser, "--processes", default_text="that of the run, whose bits are compared; else float32's tolerance"
     )
-    parser.add_argument(
-        "--trust-run",
-        action="store_true",
-        help="allow all code that the run names, its callbacks and its model's, as if it was started on this machine "
-        "under this account",
-    )
+    allowed = "allow all code that the run names, its callbacks and its model's, as if it was started on this machine "
+    parser.add_argument("--trust-run", action="store_true", help=f"{allowed}under this account")
 
 
 def run_reproduce(arguments: argparse.Namespace) -> None:
@@ -405,11 +379,3 @@ def _code_difference(record: Record, recipe: Path) -> str | None:
 def _numbers(file: Path) -> list[dict[str, float]]:
     """Returns the lines of a metrics file without measured times and memory."""
     return [{k: v for k, v in line.items() if k not in MEASURED} for line in read_metrics(file)]
-
-
-COMMANDS = {
-    "certify": Command(add_certify, run_certify),
-    "runs": Command(add_runs, run_runs),
-    "diff": Command(add_diff, run_diff),
-    "reproduce": Command(add_reproduce, run_reproduce),
-}

@@ -24,11 +24,10 @@ from toolkit.base.outputs import output_file
 from toolkit.base.package import shipped_root, shortest
 from toolkit.checks.check import Told
 from toolkit.commands import options
-from toolkit.commands.options import Command, at_least
 from toolkit.config.describe import explain_text, help_text, schema
 from toolkit.config.sections import Config
 from toolkit.lab.slurm import Job, cores_of, lead_of, script, seconds_of
-from toolkit.recipe import load_settings, load_task_type, validate
+from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file, validate
 from toolkit.system.launcher import launched_processes, run_ranks, slurm_rank
 
 TOOLKIT = "import sys; del sys.argv[0]; from toolkit.commands.cli import main; main()"
@@ -54,7 +53,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def rewritten(words: Sequence[str]) -> Iterator[str]:
+def rewrite_train(words: Sequence[str]) -> Iterator[str]:
     """Yields the words of the command line, with `--NAME-column COLUMN` as `data.columns.NAME=COLUMN`."""
     left = iter(words)
     for word in left:
@@ -88,7 +87,6 @@ def run_train(arguments: argparse.Namespace) -> None:
         sys.exit(code if code >= 0 else 1)
 
     from toolkit.main import run_recipe
-    from toolkit.recipe import config_file, recipe_file
 
     recipe = recipe_file(arguments.recipe)
     config: Path | dict[str, Any] = config_file(recipe, arguments.config) if arguments.config else {}
@@ -114,14 +112,10 @@ def settings(arguments: argparse.Namespace) -> list[str]:
 def add_validate(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, its YAML, `--settings-only` and `--elsewhere`."""
     options.add_recipe(parser)
-    parser.add_argument(
-        "--settings-only", action="store_true", help="do not read the data files, except their first rows"
-    )
-    parser.add_argument(
-        "--elsewhere",
-        action="store_true",
-        help="the run will be on another machine: skip checks of this one (files, cache, GPUs, libraries)",
-    )
+    about = "do not read the data files, except their first rows"
+    parser.add_argument("--settings-only", action="store_true", help=about)
+    about = "the run will be on another machine: skip checks of this one (files, cache, GPUs, libraries)"
+    parser.add_argument("--elsewhere", action="store_true", help=about)
 
 
 def run_validate(arguments: argparse.Namespace) -> None:
@@ -212,10 +206,9 @@ SHORTEST_LEAD, LONGEST_LEAD = 30, 0.5
 def add_slurm(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, the machines, the time, and what to start on them."""
     options.add_recipe(parser)
-    number: dict[str, Any] = {"type": at_least(1), "metavar": "N"}
-    parser.add_argument("--nodes", default=1, help="machines (default: 1)", **number)
-    about = "GPUs of each machine, with one process each; 0 trains on the CPU (default: 1)"
-    parser.add_argument("--gpus", type=at_least(0), default=1, metavar="N", help=about)
+    options.add_count(parser, "--nodes", "machines", 1)
+    about = "GPUs of each machine, with one process each; 0 trains on the CPU"
+    options.add_count(parser, "--gpus", about, 1, least=0)
     options.add(parser, "--time", required=True)
     options.add_output(parser, required=True)
     about = "what starts the processes (default: srun)"
@@ -226,11 +219,11 @@ def add_slurm(parser: argparse.ArgumentParser) -> None:
     about = "run `toolkit search` with these options instead, for example '--space space.yaml --trials 40'"
     kind.add_argument("--search", metavar="OPTIONS", help=about)
     about = "tasks of an array: one for each seed, or all sharing a comparison or a search"
-    parser.add_argument("--array", help=about, **number)
-    parser.add_argument("--cpus", help="cores of each process (default: what the settings need)", **number)
+    options.add_count(parser, "--array", about)
+    options.add_count(parser, "--cpus", "cores of each process (default: what the settings need)")
     about = "seconds between the signal and the time limit, for a step, an evaluation and a checkpoint"
-    default = "5%% of the time limit, from 180 to 900"
-    parser.add_argument("--lead", type=at_least(SHORTEST_LEAD), metavar="N", help=f"{about} (default: {default})")
+    about += " (default: 5%% of the time limit, from 180 to 900)"
+    options.add_count(parser, "--lead", about, least=SHORTEST_LEAD)
     about = "shell command that makes `toolkit` available (default: activates the virtual environment in use)"
     parser.add_argument("--activate", metavar="COMMAND", help=about)
     parser.add_argument("--interface", metavar="NAME", help="network interface between the machines, for example ib0")
@@ -311,7 +304,6 @@ def _words(arguments: argparse.Namespace, recipe: str, config: str, per_node: in
     """Returns the command to run, and its arguments, parsed by the command itself."""
     if arguments.compare is None and arguments.search is None:
         return "train", [recipe, "--config", config, *arguments.overrides]
-    from toolkit.base.errors import InputError
     from toolkit.commands.compare import add_compare, add_search
 
     name = "search" if arguments.compare is None else "compare"
@@ -333,12 +325,3 @@ def _activation() -> str:
     folder = Path(sys.prefix)
     folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     return f"source {shlex.quote(os.fspath(folder / 'bin/activate'))}"
-
-
-COMMANDS = {
-    "train": Command(add_train, run_train, rewritten),
-    "validate": Command(add_validate, run_validate),
-    "explain": Command(add_explain, run_explain),
-    "schema": Command(add_schema, run_schema),
-    "slurm": Command(add_slurm, run_slurm),
-}

@@ -2,30 +2,6 @@
 
 from toolkit.config.keys import dump_config, flatten
 from toolkit.config.load import Draft, Loaded, load_config, read_config
-from toolkit.config.sections import (
-    STRICT,
-    CheckpointConfig,
-    Config,
-    DataConfig,
-    EvalConfig,
-    ModelConfig,
-    TrackingConfig,
-    TrainConfig,
-)
+from toolkit.config.sections import STRICT, Config, TrainConfig
 
-__all__ = [
-    "STRICT",
-    "CheckpointConfig",
-    "Config",
-    "DataConfig",
-    "Draft",
-    "EvalConfig",
-    "Loaded",
-    "ModelConfig",
-    "TrackingConfig",
-    "TrainConfig",
-    "dump_config",
-    "flatten",
-    "load_config",
-    "read_config",
-]
+__all__ = ["STRICT", "Config", "Draft", "Loaded", "TrainConfig", "dump_config", "flatten", "load_config", "read_config"]

@@ -13,18 +13,8 @@ from typing import Any, cast, get_type_hints
 
 from ruamel.yaml import YAML
 
+from toolkit.config import sections
 from toolkit.config.messages import Key, expected, mapping_values, members, nearest_key, takes_text
-from toolkit.config.sections import (
-    CheckpointConfig,
-    Config,
-    DataConfig,
-    EvalConfig,
-    ModelConfig,
-    TopLevel,
-    TrackingConfig,
-    TrainConfig,
-    TrainerConfig,
-)
 from toolkit.config.source import Settings, Source, is_text
 from toolkit.config.train import ParallelConfig
 
@@ -35,14 +25,14 @@ def section_types(options: type) -> dict[str, type]:
     """Returns the type of each section, in the order in which a configuration is written."""
     return {
         "task": options,
-        "model": ModelConfig,
-        "data": DataConfig,
-        "train": TrainConfig,
+        "model": sections.ModelConfig,
+        "data": sections.DataConfig,
+        "train": sections.TrainConfig,
         "parallel": ParallelConfig,
-        "eval": EvalConfig,
-        "checkpoint": CheckpointConfig,
-        "tracking": TrackingConfig,
-        "trainer": TrainerConfig,
+        "eval": sections.EvalConfig,
+        "checkpoint": sections.CheckpointConfig,
+        "tracking": sections.TrackingConfig,
+        "trainer": sections.TrainerConfig,
     }
 
 
@@ -51,7 +41,7 @@ def field_types(types: Mapping[str, type]) -> dict[Key, Any]:
 
     A field of a section may be a dataclass, too: a group of settings, whose keys have three parts.
     """
-    top = _hints(TopLevel)
+    top = _hints(sections.TopLevel)
     hints: dict[Key, Any] = {(name,): top[name] for name in _TOP}
     for name, kind in types.items():
         hints |= _group((name,), kind)
@@ -67,7 +57,7 @@ def _group(key: Key, kind: type) -> dict[Key, Any]:
     return hints
 
 
-def flatten(config: Config) -> dict[str, Any]:
+def flatten(config: sections.Config) -> dict[str, Any]:
     """Returns every setting by its dotted key, in block order; each entry of a mapping has its own key."""
     return {".".join(key): value for key, value in _flat(config)}
 
@@ -78,7 +68,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _flat(config: Config) -> Iterator[tuple[Key, Any]]:
+def _flat(config: sections.Config) -> Iterator[tuple[Key, Any]]:
     yield from (((name,), getattr(config, name)) for name in _TOP)
     for section in section_types(type(config.task)):
         yield from _flat_part((section,), getattr(config, section))
@@ -98,7 +88,7 @@ _LINE_BREAKS = frozenset("\x85\u2028\u2029")
 """Characters that ruamel.yaml folds into spaces unless it writes all text beyond ASCII in escapes."""
 
 
-def dump_config(config: Config) -> str:
+def dump_config(config: sections.Config) -> str:
     """Returns the configuration as YAML, in block order; `load_config` reads it back as an equal configuration."""
     document: dict[str, Any] = {name: getattr(config, name) for name in _TOP}
     document |= {name: dataclasses.asdict(getattr(config, name)) for name in section_types(type(config.task))}

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from toolkit.base.errors import ConfigError
 from toolkit.base.files import expanded
+from toolkit.config.fields import Column
 from toolkit.config.keys import _TOP, _flat, apply_overrides, field_types, section_types
 from toolkit.config.launcher import ask_launcher, divide_window
 from toolkit.config.messages import Key, as_list, describe_errors, did_you_mean, join, mapping_values, show
@@ -24,9 +25,6 @@ from toolkit.config.problems import Problem, touching
 from toolkit.config.sections import Config, TopLevel
 from toolkit.config.source import Origin, Settings, read_file, read_sections
 from toolkit.config.templates import is_template, template_problem
-
-if TYPE_CHECKING:
-    from toolkit.config.fields import Column
 
 
 @dataclass(frozen=True)
@@ -227,10 +225,8 @@ def _validate(settings: Settings, kind: type, values: dict[str, Any], prefix: Ke
                 raise ConfigError(settings.problems) from error
 
 
-@cache
-def _validator(kind: type) -> TypeAdapter[Any]:
-    """Returns the validator of a section; building one takes longer than validating with it."""
-    return TypeAdapter(kind)
+_validator: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
+"""Returns the validator of a section; building one takes longer than validating with it."""
 
 
 def _has(values: Any, key: Key) -> bool:

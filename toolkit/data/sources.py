@@ -25,17 +25,7 @@ from toolkit.config.paths import (
     files_of,
     sheet_of,
 )
-from toolkit.data.media.files import (
-    COLUMN_OF,
-    copy_of,
-    file_digest,
-    folder_digest,
-    folder_note,
-    is_archive,
-    read_archive,
-    read_files,
-    read_folder,
-)
+from toolkit.data.media import files
 from toolkit.data.readers import arrow, delimited, excel, hdf5, json_rows, plain, tmx
 from toolkit.data.readers.arrow import ARROW_BATCH_ROWS, arrow_rows
 from toolkit.data.readers.raw import RECOGNISED, Fingerprint, RawRow, Reading, checked
@@ -89,21 +79,21 @@ def read_rows(source: Source, reading: Reading = RECOGNISED, labelled: bool = Tr
 
 def _raw_rows(source: Source, reading: Reading, labelled: bool) -> Iterator[RawRow]:
     if not isinstance(source, str | Path):
-        return read_files([_existing(path) for path in source])
+        return files.read_files([_existing(path) for path in source])
     if aligned := aligned_files(str(source)):
         return plain.read_aligned({column: _existing(name) for column, name in aligned.items()}, reading)
     file = _existing(source)
     if file.is_dir():
-        return read_folder(file, labelled, reading)
-    if is_archive(file):
-        return read_archive(file, labelled, reading)
+        return files.read_folder(file, labelled, reading)
+    if files.is_archive(file):
+        return files.read_archive(file, labelled, reading)
     suffix = file.suffix.lower()
-    if suffix in COLUMN_OF and not labelled:
-        return read_files([file])
-    if suffix in COLUMN_OF:
+    if suffix in files.COLUMN_OF and not labelled:
+        return files.read_files([file])
+    if suffix in files.COLUMN_OF:
         raise DataError(
-            f"{source} is a single {COLUMN_OF[suffix]} file without a label; expected a folder with <class>/<file>, "
-            "or a table (.csv, .jsonl and so on) with paths and labels."
+            f"{source} is a single {files.COLUMN_OF[suffix]} file without a label; expected a folder with "
+            "<class>/<file>, or a table (.csv, .jsonl and so on) with paths and labels."
         )
     if suffix not in READERS:
         others = f"use one of {', '.join(READERS)}, or a folder or archive (.tar, .zip) of images or audio files"
@@ -118,7 +108,7 @@ def reading_notes(source: Source, reading: Reading) -> list[str]:
     usual = plain.note if aligned_files(str(source)) else None
     notes = []
     for file in map(_existing, names):
-        note = folder_note if file.is_dir() else _NOTES.get(file.suffix.lower(), usual)
+        note = files.folder_note if file.is_dir() else _NOTES.get(file.suffix.lower(), usual)
         if note is not None and (found := note(file, _with_sheet(source, reading))):
             notes.append(f"{file}: {found}")
     return notes
@@ -140,7 +130,7 @@ def is_files(source: Source) -> bool:
     if not isinstance(source, str | Path):
         return True
     path = expanded(source)
-    return path.is_dir() or path.suffix.lower() in COLUMN_OF or is_archive(path)
+    return path.is_dir() or path.suffix.lower() in files.COLUMN_OF or files.is_archive(path)
 
 
 def folder_of(source: Source) -> Path:
@@ -148,10 +138,10 @@ def folder_of(source: Source) -> Path:
     if not isinstance(source, str | Path):
         return Path().absolute()
     path = expanded(source)
-    if path.is_dir() or is_archive(path):
+    if path.is_dir() or files.is_archive(path):
         return path.absolute()
     table = expanded(sheet_of(str(source))[0])
-    return (Path() if path.suffix.lower() in COLUMN_OF else table.parent).absolute()
+    return (Path() if path.suffix.lower() in files.COLUMN_OF else table.parent).absolute()
 
 
 def fingerprint(source: Source, how: Fingerprint = "content") -> str:
@@ -166,8 +156,8 @@ def fingerprint(source: Source, how: Fingerprint = "content") -> str:
         return fingerprint(list(aligned.values()), how)
     file = _existing(source)
     if file.is_dir():
-        return folder_digest(file, how)
-    digest = file_digest(file, how)
+        return files.folder_digest(file, how)
+    digest = files.file_digest(file, how)
     sheet = sheet_of(str(source))[1]
     return digest if sheet is None else sha256(f"{digest}#{sheet}")
 
@@ -176,7 +166,7 @@ def place_of(source: Source, copies: Path | None) -> Source:
     """Returns where a source is read: its copy if it has one below `copies`; a folder is listed where it is."""
     if copies is None or not isinstance(source, str | Path) or expanded(source).is_dir():
         return source
-    copy = str(copy_of(expanded(source), copies))
+    copy = str(files.copy_of(expanded(source), copies))
     return copy if all(Path(file).exists() for file in files_of(copy)) else source
 
 

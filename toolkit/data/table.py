@@ -68,14 +68,10 @@ class RowSource:
     kind: str
     large: bool
     read: Callable[[], Iterator[RawRow]]
-    folder: Path
-    """The folder that relative paths in the rows start from."""
-    beside: Beside = NO_COLUMNS
-    """Columns that the task does not read."""
-    copies: Path | None = None
-    """The folder with copies of files (see `toolkit.data.media.files.reference`)."""
-    digest: Callable[[], str] | None = None
-    """Returns the fingerprint of the present content; None if it cannot change."""
+    folder: Path  # the folder that relative paths in the rows start from
+    beside: Beside = NO_COLUMNS  # columns that the task does not read
+    copies: Path | None = None  # the folder with copies of files (see `toolkit.data.media.files.reference`)
+    digest: Callable[[], str] | None = None  # returns the fingerprint of the present content; None if it cannot change
 
 
 def checked_features(task: Task) -> datasets.Features:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from pathlib import Path
@@ -47,15 +48,10 @@ CAUSES = {
 """Likely causes of different answers; the first that fits a row is named."""
 
 
-@dataclass(frozen=True)
 class Endpoint:
     """A server: its address up to `/v1`, and the model to ask."""
 
-    url: str
-    model: str
-
-    @classmethod
-    def of(cls, url: str, model: str | None) -> Endpoint:
+    def __init__(self, url: str, model: str | None) -> None:
         """Asks a server for its models; raises InputError if it cannot be reached, or has several and none is named."""
         url = url.rstrip("/")
         if not url.startswith(("http://", "https://")):
@@ -66,20 +62,17 @@ class Endpoint:
         names = [str(each["id"]) for each in found.get("data") or [] if isinstance(each, dict) and "id" in each]
         if (model is None and len(names) != 1) or (model is not None and names and model not in names):
             raise InputError(f"--endpoint-model: received {model}, the server has {', '.join(names) or 'none'}")
-        return cls(url, model or names[0])
+        self.url, self.model = url, model or names[0]
 
-    def ask(self, row: Mapping[str, Any], how: Generating, room: int, ending: str) -> tuple[Any, str]:
+    def ask(self, row: Mapping[str, Any], room: int, ending: str) -> tuple[Any, str]:
         """Returns the server's answer to a row's prompt, or None with the reason."""
-        prompt = _prompt(row)
-        chat = not isinstance(prompt, str)
-        own: dict[str, Any] = {"messages": [_sent(each) for each in prompt], "logprobs": True} if chat else {
-            "prompt": prompt, "logprobs": 1}  # fmt: skip
-        if row.get("tools"):
-            own["tools"] = row["tools"]
-        if ending:
-            own["stop"] = [ending]
-        asked = {"model": self.model, "max_tokens": room, "temperature": 0, **own}
-        return _request(f"{self.url}/{'chat/' if chat else ''}completions", asked)
+        asked: dict[str, Any] = {"model": self.model, "max_tokens": room, "temperature": 0}
+        asked |= {"tools": row["tools"]} if row.get("tools") else {}
+        asked |= {"stop": [ending]} if ending else {}
+        if isinstance(prompt := _prompt(row), str):
+            return _request(f"{self.url}/completions", asked | {"prompt": prompt, "logprobs": 1})
+        messages = [_sent(each) for each in prompt]
+        return _request(f"{self.url}/chat/completions", asked | {"messages": messages, "logprobs": True})
 
 
 def _prompt(row: Mapping[str, Any]) -> Any:
@@ -88,8 +81,8 @@ def _prompt(row: Mapping[str, Any]) -> Any:
 
 def _sent(message: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a message as the interface has it: arguments of calls are texts."""
-    sent = {name: value for name, value in message.items() if name != TRAIN}
-    for call in (sent := json.loads(json.dumps(sent))).get("tool_calls") or []:
+    sent: dict[str, Any] = deepcopy({name: value for name, value in message.items() if name != TRAIN})
+    for call in sent.get("tool_calls") or []:
         function = call.get("function") or {}
         if "arguments" in function and not isinstance(function["arguments"], str):
             function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
@@ -199,12 +192,12 @@ def compare_with(run: TrainedRun, endpoint: Endpoint, data: EvalData, output: Pa
     predictions = run.predictions(prompts)
     records = list(run.task.decode(predictions, prompts))
     _, how = run.task.prompt_ids(_prompt(records[0]), run.processor)
-    ending = str(run.processor.decode([*how.end])) if len(how.end) > 1 else ""
+    ending = how.ending(run.processor)
     tokens, cut = prompts.features["tokens"][:], prompts.features["truncated_input"][:]
-    rooms = [min(how.max_new_tokens, how.block_size - len(ids)) for ids in tokens]
+    rooms = [how.room(ids) for ids in tokens]
     found, bar = list[Compared](), progress(len(records), "asking the server", unit="row")
     with ThreadPoolExecutor(AT_ONCE) as pool, float32_precision(run.cfg.train.tf32):
-        answers = pool.map(lambda each: endpoint.ask(each[0], how, each[1], ending), zip(records, rooms, strict=True))
+        answers = pool.map(lambda each: endpoint.ask(each[0], each[1], ending), zip(records, rooms, strict=True))
         for place, (given, reason) in enumerate(answers):
             own, size = predictions["ids"][place], len(tokens[place])
             row = Compared(place + 1, size, size, records[place]["prediction"], reason=reason)

@@ -43,8 +43,7 @@ class Input:
 
     name: str
     table: Table
-    read: Callable[[], Iterator[RawRow]]
-    """Returns the rows as they are in the file, in the order of the table."""
+    read: Callable[[], Iterator[RawRow]]  # returns the rows as they are in the file, in the order of the table
     style: tuple[str, bool] = (",", False)
     """For answers as CSV: the delimiter, and whether they begin with a byte order mark, as the file or for Excel."""
 

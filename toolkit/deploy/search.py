@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from toolkit.api.batch import EvalData, Predictions
 from toolkit.base.console import counted, say
@@ -19,9 +21,6 @@ from toolkit.deploy.predict import file_inputs, needed_columns
 from toolkit.deploy.trained import TrainedRun
 from toolkit.distributed.collectives import on_main
 
-if TYPE_CHECKING:
-    import numpy as np
-
 CHUNK = 2**24
 """Most scores that are in memory at once."""
 SEARCHED = ("rank", "score", "document", "document_row")
@@ -32,20 +31,15 @@ SEARCHED = ("rank", "score", "document", "document_row")
 class Corpus:
     """Documents, each text once, with their embeddings."""
 
-    texts: Sequence[str]
-    """The documents."""
-    rows: Sequence[int]
-    """The row of each in its file, from 1; of equal documents, the first one's."""
-    embeddings: np.ndarray
-    """`[documents, size]`"""
+    texts: Sequence[str]  # the documents
+    rows: Sequence[int]  # the row of each in its file, from 1; of equal documents, the first one's
+    embeddings: np.ndarray  # `[documents, size]`
 
     def best(self, queries: np.ndarray, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields the places of each query's most similar documents, best first, and their scores, `[count]` each.
 
         Of equally good documents, earlier ones come first. Scores are dot products of the embeddings.
         """
-        import numpy as np
-
         count, step = min(count, len(self.texts)), max(1, CHUNK // len(self.texts))
         for begin in range(0, len(queries), step):
             for scores in queries[begin : begin + step] @ self.embeddings.T:

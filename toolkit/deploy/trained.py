@@ -218,13 +218,11 @@ def open_finished(
     cfg, task = read_settings(folder, recipe, overrides=overrides, known=known, calibrated=calibrated)
     if changed := decoded_with(overrides):
         say(f"answers are made with {', '.join(changed)}, other than in the run's evaluation")
-    size = per_device_eval_batch_size or cfg.eval.per_device_eval_batch_size
+    size, cfg = per_device_eval_batch_size or cfg.eval.per_device_eval_batch_size, _usable_here(cfg)
     cfg = replace(
-        _usable_here(cfg),
-        eval=replace(cfg.eval, per_device_eval_batch_size=size),
-        tracking=replace(cfg.tracking, report_to=[]),
-    )
-    cfg = replace(cfg, model=replace(cfg.model, trust_remote_code=trust_remote_code))
+        cfg, eval=replace(cfg.eval, per_device_eval_batch_size=size), tracking=replace(cfg.tracking, report_to=[]),
+        model=replace(cfg.model, trust_remote_code=trust_remote_code),
+    )  # fmt: skip
     with own_process_state(), quiet_libraries():
         return open_run(folder, cfg, task, build_accelerator(cfg))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.base.console import PLAIN_WIDTH, rich_console, say
+from toolkit.base.console import PLAIN_WIDTH, plain, rich_console, say
 from toolkit.base.files import write_text
 from toolkit.base.version import __version__
 from toolkit.document.blocks import (
@@ -199,16 +199,15 @@ def _below(x: Axis) -> str:
 def print_table(table: Table) -> None:
     """Prints a table, 80 columns wide if the output is a file or a pipe; titles of numbers wrap to their width."""
     from rich import table as rich
-    from rich.text import Text as Plain
 
     drawn = rich.Table(title=table.caption or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
     rows = [[shown(value) for value in row] for row in table.rows]
     for place, (name, numeric) in enumerate(zip(table.header, table.numeric, strict=True)):
         wide = max((len(line) for row in rows for line in row[place].splitlines()), default=0)
         title = fill(name, max(wide, 10), break_long_words=False, break_on_hyphens=False) if numeric else name
-        drawn.add_column(Plain(title), justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+        drawn.add_column(plain(title), justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
     for row in rows:
-        drawn.add_row(*map(Plain, row))
+        drawn.add_row(*map(plain, row))
     rich_console().print(drawn)
 
 

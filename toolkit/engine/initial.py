@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,6 @@ CHUNK = 1000
 """Feature rows that are hashed at once."""
 
 
-class _Missing(Exception):  # noqa: N818 - no error
-    """The numbers are not in the cache."""
-
-
 def weights_digest(model: nn.Module) -> str:
     """Returns a hash of a model's weights, before it is split or wrapped."""
     digest = hashlib.sha256()
@@ -54,8 +50,8 @@ def with_initial(run: Run, weights: str) -> Run:
     """
     if not run.task.initial:
         return run
-    data, every = run.data, dict(run.data.evals)
-    every = {"train": EvalData(data.train, data.train, run.processor, kept=data.kept), **every}
+    data = run.data
+    every = {"train": EvalData(data.train, data.train, run.processor, kept=data.kept), **data.evals}
     own = {name: _with_columns(run, each, weights, name) for name, each in every.items()}
     sets = {name: replace(each, features=own[name]) for name, each in data.evals.items()}
     return replace(run, data=replace(data, train=own["train"], evals=sets))
@@ -63,13 +59,13 @@ def with_initial(run: Run, weights: str) -> Run:
 
 def _with_columns(run: Run, data: EvalData, weights: str, name: str) -> datasets.Dataset:
     key = on_main(run.accelerator, _key, run, data.features, weights)
-    found = on_main(run.accelerator, _cached, key)
-    if found is None:
+    found = on_main(run.accelerator, _cached, key, {})
+    if not found:
         rows = f"{len(data.features):,} rows"
         say(f"{name}: the model before training predicts {rows}, once for all runs with these rows")
         with run.strategy.full_model() as model, run.accelerator.autocast():
             kept = _predicted(run, data, model, f"{name} before training")
-        found = on_main(run.accelerator, lambda: from_cache(key, partial(_written, kept)))
+        found = on_main(run.accelerator, _cached, key, kept)
     return _extended(data.features, found)
 
 
@@ -105,22 +101,17 @@ def _key(run: Run, features: datasets.Dataset, weights: str) -> str:
     return digest.hexdigest()
 
 
-def _cached(key: str) -> Mapping[str, np.ndarray] | None:
-    try:
-        return from_cache(key, _read)
-    except _Missing:
-        return None
+def _cached(key: str, numbers: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """Returns the numbers of a key in the cache, where these are written if it has none; nothing without any."""
 
+    def kept(folder: Path) -> dict[str, np.ndarray]:
+        if not (folder / FILE).exists():
+            if not numbers:
+                raise LookupError
+            folder.mkdir(exist_ok=True)
+            save_file(dict(numbers), folder / FILE)
+        return load_file(folder / FILE)
 
-def _read(folder: Path) -> Mapping[str, np.ndarray]:
-    if not (folder / FILE).exists():
-        raise _Missing
-    found: Mapping[str, np.ndarray] = load_file(folder / FILE)
-    return found
-
-
-def _written(numbers: Mapping[str, np.ndarray], folder: Path) -> Mapping[str, np.ndarray]:
-    if not (folder / FILE).exists():  # another run may have written it meanwhile
-        folder.mkdir(exist_ok=True)
-        save_file(dict(numbers), folder / FILE)
-    return _read(folder)
+    with suppress(LookupError):
+        return from_cache(key, kept)
+    return {}

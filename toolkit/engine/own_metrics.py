@@ -24,8 +24,7 @@ Metric = Callable[[Sequence[Any], Sequence[Any]], float | Mapping[str, float]]
 def load_metric(name: str) -> Metric:
     """Returns a metric: the function of a dotted name, or a module of `evaluate`, a local folder or an id.
 
-    Raises:
-        InputError: if there is none, or it cannot be imported.
+    Raises InputError if there is none, or it cannot be imported.
     """
     try:
         if "." not in name or expanded(name).exists():

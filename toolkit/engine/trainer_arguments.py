@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from toolkit.api.run import Run
+from toolkit.api.state import Milestones
 from toolkit.base.errors import ConfigError
 from toolkit.base.package import import_object
 from toolkit.config.messages import show
@@ -11,9 +13,6 @@ from toolkit.config.sections import TrainerConfig
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainingArguments
-
-    from toolkit.api.run import Run
-    from toolkit.api.state import Milestones
 
 
 def training_arguments(run: Run, milestones: Milestones) -> TrainingArguments:

@@ -81,8 +81,7 @@ class Baselines(Report):
     FILE = "baseline"
     baselines: Sequence[Mapping[str, Any]]
     """`name`, `scores`, and the `intervals` that are known, both by the names of scores with prefix."""
-    rows: Mapping[str, int]
-    """Rows of each evaluation set."""
+    rows: Mapping[str, int]  # rows of each evaluation set
     metric: str
     config: str
     command: str

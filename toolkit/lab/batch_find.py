@@ -196,14 +196,11 @@ class Tried:
     size: Size
     estimate: int | None
     """Bytes at the peak of a step that the plan expects on each device, scaled by the peaks of smaller sizes."""
-    peak: int | None = None
-    """Measured bytes, on the longest rows, of the rank that needs the most."""
+    peak: int | None = None  # measured bytes, on the longest rows, of the rank that needs the most
     seconds: list[list[float]] = field(default_factory=list)
     """Those of each timed step, `[rounds][steps]`; every round has the same steps."""
-    rows: list[float] = field(default_factory=list)
-    """Rows of each step, over all processes."""
-    refused: str | None = None
-    """Why it cannot be used."""
+    rows: list[float] = field(default_factory=list)  # rows of each step, over all processes
+    refused: str | None = None  # why it cannot be used
 
     @property
     def rates(self) -> np.ndarray:
@@ -327,10 +324,8 @@ class MicroBatches(Report):
     best: int
     largest: int
     configured: int
-    spread: float
-    """By what part the slower rounds took longer."""
-    faster: float | None
-    """How many times as fast as the configured size the best one is; None if that was not timed."""
+    spread: float  # by what part the slower rounds took longer
+    faster: float | None  # how many times as fast as the configured size the best one is; None if that was not timed
     overrides: Sequence[str]
     overrides_of_largest: Sequence[str]
     sizes: Sequence[Mapping[str, Any]]

@@ -128,8 +128,7 @@ class Operation:
     bytes_per_second: Sequence[float]
     latency: float
     bandwidth: float
-    half_size: float
-    """Bytes of a tensor that takes as long as the latency."""
+    half_size: float  # bytes of a tensor that takes as long as the latency
 
     @staticmethod
     def of(seconds: Sequence[float], share: float, sizes: Sequence[int]) -> Operation:

@@ -39,10 +39,8 @@ class CrossValidation(Report):
 
     FILE = "cross_validation"
     metric: str
-    metrics: Mapping[str, Mapping[str, Any]]
-    """By name with prefix: `greater_is_better`, and what `interval` returns."""
-    folds: Sequence[Mapping[str, Any]]
-    """`fold`, `folder`, `rows`, `seconds` and `figures` of each."""
+    metrics: Mapping[str, Mapping[str, Any]]  # by name with prefix: `greater_is_better`, and what `interval` returns
+    folds: Sequence[Mapping[str, Any]]  # `fold`, `folder`, `rows`, `seconds` and `figures` of each
     seed: int
     processes: int
     config: str

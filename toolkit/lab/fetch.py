@@ -66,8 +66,7 @@ _BYTES = 2**22
 class Target:
     """A fetched folder that is being written; it exists and is locked.
 
-    Raises:
-        InputError: if it holds anything that `toolkit fetch` did not write.
+    Raises InputError if it holds anything that `toolkit fetch` did not write.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -53,15 +53,11 @@ class LearningRates(Report):
     """What a test found."""
 
     FILE = "lr_find"
-    suggestion: float | None
-    """The peak rate for the configured schedule; None if the curve is flat."""
-    schedule: str
-    """The key of the configured schedule in `overrides`."""
-    overrides: dict[str, list[str]]
-    """Overrides by schedule: `plain` ones decay from the peak or stay at it."""
+    suggestion: float | None  # the peak rate for the configured schedule; None if the curve is flat
+    schedule: str  # the key of the configured schedule in `overrides`
+    overrides: dict[str, list[str]]  # overrides by schedule: `plain` ones decay from the peak or stay at it
     others: dict[str, Any]
-    curve: Sequence[tuple[float, float]]
-    """The rate of each update, and the mean loss per item after it."""
+    curve: Sequence[tuple[float, float]]  # the rate of each update, and the mean loss per item after it
     smoothed: Sequence[float]
     ended: str
     from_: float

@@ -42,10 +42,8 @@ class Found:
     """The result of one check."""
 
     what: str
-    shown: str
-    """What is there; empty if it is not worth a line."""
-    problems: tuple[str, ...] = ()
-    """A complete message for each."""
+    shown: str  # what is there; empty if it is not worth a line
+    problems: tuple[str, ...] = ()  # a complete message for each
 
 
 @dataclass(frozen=True)
@@ -53,15 +51,11 @@ class Needs:
     """What a run needs of each machine, as far as it can be predicted."""
 
     processes: int
-    memory: int | None = None
-    """Bytes of each process on its GPU, or in memory without GPUs; None if it is not known."""
-    disk: int = 0
-    """Bytes that the run writes into its folder."""
+    memory: int | None = None  # bytes of each process on its GPU, or in memory without GPUs; None if it is not known
+    disk: int = 0  # bytes that the run writes into its folder
     files: int = 100
-    cache: int = 0
-    """Bytes of prepared rows."""
-    shared: int = 0
-    """Bytes of batches that data loader workers hold in shared memory."""
+    cache: int = 0  # bytes of prepared rows
+    shared: int = 0  # bytes of batches that data loader workers hold in shared memory
 
 
 SIZES = "the sizes in parallel"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -20,7 +19,7 @@ import torch
 
 from toolkit.base.console import counted, format_bytes, format_duration, format_value, say, warn
 from toolkit.base.errors import ConfigError, RunError
-from toolkit.base.files import read_json, sha256, write_json
+from toolkit.base.files import read_json, write_json
 from toolkit.checkpoint.lock import OutputLock
 from toolkit.config.keys import written
 from toolkit.data.row_cache import code_fingerprint
@@ -28,12 +27,13 @@ from toolkit.document.blocks import Block, Cell, Figure, Page, Section, Table, T
 from toolkit.document.charts import Line, line_chart
 from toolkit.document.svg import Drawing
 from toolkit.footprint.simulate import Footprint
+from toolkit.lab import collectives
 from toolkit.lab.compare.page import SUMMED, cost_text, shown
 from toolkit.lab.compare.report import sums_of
 from toolkit.lab.compare.runs import is_busy, load_average
 from toolkit.lab.compare.statistics import DRAWS, SEED, summarise, warm
 from toolkit.lab.compare.statistics import Figure as Summary
-from toolkit.lab.jobs.jobs import Launch, Trial, batch_and_accumulation, run_trials, step_rows, training_job
+from toolkit.lab.jobs.jobs import Launch, Trial, batch_and_accumulation, job_name, run_trials, step_rows, training_job
 from toolkit.lab.jobs.strategies import Technique, window_settings
 from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
 from toolkit.lab.plan.estimates import scaling
@@ -236,8 +236,7 @@ def _threads(number: int | None) -> Iterator[None]:
 
 def _kept(scale: Scale, name: str, job: Mapping[str, Any], work: Callable[[], Any]) -> Any:
     """Returns a measurement, which is only made if there is none of the same job yet."""
-    digest = sha256(json.dumps(job, sort_keys=True))[:12]
-    file = scale.folder / "runs" / f"{name}-{digest}.json"
+    file = scale.folder / "runs" / f"{job_name(name, job)}.json"
     with suppress(OSError, ValueError):
         return read_json(file)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -261,10 +260,8 @@ def _run(scale: Scale, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bandwidth(launch: Launch) -> float:
-    from toolkit.lab.collectives import bandwidth
-
     try:
-        return bandwidth(launch)
+        return collectives.bandwidth(launch)
     except RunError as error:
         raise RunError(f"{launch.processes} processes: {error}") from error
 

@@ -33,38 +33,27 @@ IS_HOST = '"is_host=$([ "$SLURM_NODEID" -eq 0 ] && echo true || echo false)"'
 class Job:
     """A job to write."""
 
-    command: Sequence[str]
-    """The command line that writes it."""
+    command: Sequence[str]  # the command line that writes it
     work: Work
-    words: Sequence[str]
-    """Arguments of `toolkit <work>`: recipe, configuration, options and overrides."""
+    words: Sequence[str]  # arguments of `toolkit <work>`: recipe, configuration, options and overrides
     name: str
     nodes: int
-    gpus: int
-    """GPUs of each machine; 0 trains on their CPUs."""
-    cpus: int
-    """Cores of each process."""
+    gpus: int  # GPUs of each machine; 0 trains on their CPUs
+    cpus: int  # cores of each process
     seconds: int
-    lead: int
-    """Seconds between the signal and the time limit, `seconds`."""
+    lead: int  # seconds between the signal and the time limit, `seconds`
     launcher: Launcher
-    multi_node: str
-    """Configuration file of `accelerate launch` for several machines."""
-    activate: str
-    """Shell command that makes `toolkit` available; empty if it is."""
-    output_dir: str
-    """Output folder of the run; with `seed`, the folder with those of all tasks."""
+    multi_node: str  # configuration file of `accelerate launch` for several machines
+    activate: str  # shell command that makes `toolkit` available; empty if it is
+    output_dir: str  # output folder of the run; with `seed`, the folder with those of all tasks
     array: int | None = None
-    seed: int | None = None
-    """The seed of the first task, if each task of the array has its own."""
+    seed: int | None = None  # the seed of the first task, if each task of the array has its own
     interface: str | None = None
     offline: bool = True
     trackers: Sequence[str] = ()
-    options: Sequence[str] = ()
-    """Further options of `sbatch`, without dashes."""
+    options: Sequence[str] = ()  # further options of `sbatch`, without dashes
     preflight: bool = False
-    staged: bool = False
-    """Whether the settings copy the data to each machine."""
+    staged: bool = False  # whether the settings copy the data to each machine
 
     @property
     def per_node(self) -> int:

@@ -47,10 +47,8 @@ def _each_answer(predictions: Sequence[str], references: Sequence[str]) -> list[
     """Returns the scores of each answer, in the order of `ANSWERS`, without chrF."""
     from toolkit.metrics.squad import f1
 
-    rouge = [each[2] for each in _each(predictions, references, "unicode")]
-    texts = zip(predictions, references, strict=True)
-    return [(one.strip() == other.strip(), f1(one, [other]), last)
-            for (one, other), last in zip(texts, rouge, strict=True)]  # fmt: skip
+    pairs = zip(predictions, references, strict=True)
+    return [(one.strip() == other.strip(), f1(one, [other]), rouge_l(one, other, "unicode")) for one, other in pairs]
 
 
 def translation_scores(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> dict[str, float]:

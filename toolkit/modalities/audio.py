@@ -337,8 +337,7 @@ def read(
 def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
     """Loads the feature extractor of a pretrained model, a run or a checkpoint; see `toolkit.api.modality.Modality`.
 
-    Raises:
-        InputError: if it cannot be loaded, or its sampling rate is not the configured one.
+    Raises InputError if it cannot be loaded, or its sampling rate is not the configured one.
     """
     from transformers import AutoFeatureExtractor
 

@@ -95,8 +95,7 @@ def lacks_vocabulary(model: ModelConfig, options: Any) -> bool:
 def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
     """Loads the feature extractor and the tokenizer of a model, a run or a checkpoint as one processor.
 
-    Raises:
-        InputError: if one of them cannot be loaded, or the sampling rate is not the configured one.
+    Raises InputError if one of them cannot be loaded, or the sampling rate is not the configured one.
     """
     extractor, tokenizer = audio.load_processor(source, model, options), text.load_tokenizer(source, model, False)
     if getattr(tokenizer, "target_lang", None) and options.language not in (None, tokenizer.target_lang):

@@ -153,8 +153,7 @@ def _with_chat_template(tokenizer: PreTrainedTokenizerBase, options: Any) -> Pre
 def load_tokenizer(source: str, model: ModelConfig, fast_only: bool) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a pretrained model, a run or a checkpoint; it has a padding token.
 
-    Raises:
-        InputError: if the tokenizer cannot be loaded, or is slow despite `fast_only`.
+    Raises InputError if the tokenizer cannot be loaded, or is slow despite `fast_only`.
     """
     from transformers import AutoTokenizer
 

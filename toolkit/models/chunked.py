@@ -7,8 +7,10 @@ adapters, scaled or capped logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
+from functools import partialmethod
+from itertools import repeat
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -72,17 +74,13 @@ class Deferred:
 
     def of(self, hidden: Tensor) -> Tensor:
         """Returns the logits of some hidden states `[n, size]`."""
-        logits = self.bare(hidden)
-        for change in self._further:
-            logits = change(logits)
-        return logits
-
-    def bare(self, hidden: Tensor) -> Tensor:
-        """Returns what the head makes of some hidden states."""
         device, dtype, enabled = self._autocast
         with torch.autocast(device, dtype, enabled):
             logits: Tensor = type(self._head).forward(self._head, hidden)
-        return logits.float() if self._as_float else logits
+        logits = logits.float() if self._as_float else logits
+        for change in self._further:
+            logits = change(logits)
+        return logits
 
     @property
     def linear(self) -> Any:
@@ -99,22 +97,22 @@ class Deferred:
         hidden = self._hidden.flatten(0, -2)
         trained = [parameter for parameter in self._head.parameters() if parameter.requires_grad]
         if not torch.is_grad_enabled():
-            return self._evaluated(hidden, targets, label_smoothing, reduction)
+            losses = self.losses(hidden, targets, label_smoothing, keep_best=True)
+            return losses.sum() if reduction == "sum" else losses
         # The gradient that is found in the forward pass is not scaled yet, so that it could vanish in float16.
         early = reduction == "sum" and hidden.dtype != torch.float16
         loss: Tensor = _Chunked.apply(self, early, label_smoothing, hidden, targets, *trained)
         return loss.sum() if reduction == "sum" and not early else loss
 
-    def _evaluated(self, hidden: Tensor, targets: Tensor, label_smoothing: float, reduction: str) -> Tensor:
-        """Returns losses without gradients, and keeps the likeliest classes."""
+    def losses(self, hidden: Tensor, targets: Tensor, label_smoothing: float, keep_best: bool = False) -> Tensor:
+        """Returns the cross entropy `[n]` of each position without gradients; may keep the likeliest classes."""
         losses, best = [], []
-        for part, own in _parts(hidden, targets, self.tokens):
+        for part, own in zip(hidden.split(self.tokens), targets.split(self.tokens), strict=True):
             logits = self.of(part)
             losses.append(cross_entropy(logits, own, reduction="none", label_smoothing=label_smoothing))
-            best.append(logits.argmax(-1))
-        self._best = torch.cat(best).view(self.shape[:-1])
-        found = torch.cat(losses)
-        return found.sum() if reduction == "sum" else found
+            best += [logits.argmax(-1)] if keep_best else []
+        self._best = torch.cat(best).view(self.shape[:-1]) if keep_best else None
+        return torch.cat(losses)
 
     def argmax(self, dim: int = -1) -> Tensor:
         """Returns the likeliest classes, `[...]`."""
@@ -160,21 +158,13 @@ class Deferred:
         """Whether a value is a number, or has one for each class."""
         return value.numel() in (1, self.shape[-1]) if isinstance(value, Tensor) else isinstance(value, int | float)
 
-    def __mul__(self, other: Any) -> Any:
-        return self.__torch_function__(torch.mul, (), (self, other))
+    def _operator(self, function: Any, other: Any) -> Any:
+        return self.__torch_function__(function, (), (self, other))
 
-    __rmul__ = __mul__
-
-    def __add__(self, other: Any) -> Any:
-        return self.__torch_function__(torch.add, (), (self, other))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Any:
-        return self.__torch_function__(torch.sub, (), (self, other))
-
-    def __truediv__(self, other: Any) -> Any:
-        return self.__torch_function__(torch.div, (), (self, other))
+    __mul__ = __rmul__ = partialmethod(_operator, torch.mul)
+    __add__ = __radd__ = partialmethod(_operator, torch.add)
+    __sub__ = partialmethod(_operator, torch.sub)
+    __truediv__ = partialmethod(_operator, torch.div)
 
     def __getitem__(self, place: Any) -> Tensor:
         return self.whole()[place]
@@ -187,10 +177,6 @@ class Deferred:
 
 ELEMENTWISE = (torch.mul, torch.div, torch.add, torch.sub, torch.tanh)
 """Operations that are deferred, with a `Deferred` first."""
-
-
-def _parts(hidden: Tensor, targets: Tensor, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(hidden.split(tokens), targets.split(tokens), strict=True)
 
 
 class _Chunked(torch.autograd.Function):
@@ -206,10 +192,7 @@ class _Chunked(torch.autograd.Function):
             ctx.gradients, loss = _differentiated(ctx, hidden, targets, None)
             return loss
         ctx.save_for_backward(hidden, targets)
-        return torch.cat([
-            cross_entropy(logits.of(part), own, reduction="none", label_smoothing=smoothing)
-            for part, own in _parts(hidden, targets, logits.tokens)
-        ])  # fmt: skip
+        return logits.losses(hidden, targets, smoothing)
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> Any:
@@ -226,64 +209,57 @@ def _differentiated(
     ctx: Any, hidden: Tensor, targets: Tensor, weights: Tensor | None
 ) -> tuple[list[Tensor | None], Tensor]:
     """Returns the gradients by the hidden states and the parameters, and the summed loss, weighted by token."""
-    needs = ctx.needs_input_grad[3]
-    if ctx.logits.linear is not None:
-        return _of_product(ctx, hidden, targets, weights)
-    of_hidden = torch.empty_like(hidden) if needs else None
-    of_trained, total, begin = [torch.zeros_like(each) for each in ctx.trained], None, 0
-    for part, own in _parts(hidden, targets, ctx.logits.tokens):
-        end = begin + len(part)
-        with torch.enable_grad():
-            given = part.detach().requires_grad_(needs)
-            losses = cross_entropy(ctx.logits.of(given), own, reduction="none", label_smoothing=ctx.smoothing)
-            loss = losses.sum() if weights is None else (losses * weights[begin:end]).sum()
-        asked = ([given] if needs else []) + list(ctx.trained)
-        found = list(torch.autograd.grad(loss, asked)) if asked else []
-        if of_hidden is not None:
-            of_hidden[begin:end] = found.pop(0)
-        for total_of, one in zip(of_trained, found, strict=True):
-            total_of += one
-        total, begin = loss.detach() if total is None else total + loss.detach(), end
-    return [of_hidden, *of_trained], hidden.new_zeros(()) if total is None else total
+    add_chunk: Callable[..., Tensor] = _by_autograd if ctx.logits.linear is None else _of_product
+    of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[3] else None
+    of_trained, total, tokens = [torch.zeros_like(each) for each in ctx.trained], torch.zeros(()), ctx.logits.tokens
+    sides = (repeat(None) if each is None else each.split(tokens) for each in (weights, of_hidden))
+    for place, chunk in enumerate(zip(hidden.split(tokens), targets.split(tokens), *sides, strict=False)):
+        loss = add_chunk(ctx, *chunk, of_trained)
+        total = total + loss if place else loss
+    return [of_hidden, *of_trained], total
+
+
+def _by_autograd(
+    ctx: Any, hidden: Tensor, targets: Tensor, weights: Tensor | None, of_hidden: Tensor | None, sums: list[Tensor]
+) -> Tensor:
+    """Returns the loss of a chunk; writes the gradient by its hidden states, and adds those by parameters to `sums`."""
+    with torch.enable_grad():
+        given = hidden.detach().requires_grad_(of_hidden is not None)
+        losses = cross_entropy(ctx.logits.of(given), targets, reduction="none", label_smoothing=ctx.smoothing)
+        loss = (losses if weights is None else losses * weights).sum()
+    asked = [*(() if of_hidden is None else (given,)), *ctx.trained]
+    found = list(torch.autograd.grad(loss, asked)) if asked else []
+    if of_hidden is not None:
+        of_hidden.copy_(found.pop(0))
+    for sum_of, one in zip(sums, found, strict=True):
+        sum_of += one
+    return loss.detach()
 
 
 def _of_product(
-    ctx: Any, hidden: Tensor, targets: Tensor, weights: Tensor | None
-) -> tuple[list[Tensor | None], Tensor]:
-    """Returns the same for a head that is one product: the probabilities become the gradient in place."""
+    ctx: Any, hidden: Tensor, targets: Tensor, weights: Tensor | None, of_hidden: Tensor | None, sums: list[Tensor]
+) -> Tensor:
+    """Does the same for a head that is one product: the probabilities become the gradient in place."""
     head, smoothing, classes = ctx.logits.linear, ctx.smoothing, ctx.logits.shape[-1]
-    of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[3] else None
-    sums = {id(each): torch.zeros_like(each) for each in ctx.trained}
-    total, begin = hidden.new_zeros((), dtype=ctx.logits.dtype), 0
-    for part, own in _parts(hidden, targets, ctx.logits.tokens):
-        end = begin + len(part)
-        logits = ctx.logits.bare(part)
-        known, places = (own != IGNORE_INDEX).to(logits.dtype), own.clamp(min=0)[:, None]
-        right, mean = logits.gather(1, places)[:, 0], logits.mean(-1) if smoothing else 0.0
-        highest = logits.amax(-1, keepdim=True)
-        likely = logits.sub_(highest).exp_()
-        size = likely.sum(-1, keepdim=True)
-        losses = (size.log() + highest)[:, 0] - (1 - smoothing) * right - smoothing * mean
-        given = known if weights is None else known * weights[begin:end]
-        total = total + (losses * given).sum()
-        gradient = likely.div_(size).scatter_add_(1, places, torch.full_like(places, smoothing - 1, dtype=likely.dtype))
-        gradient = (gradient.sub_(smoothing / classes) if smoothing else gradient).mul_(given[:, None])
-        # As in the backward pass of the product, which is in the precision of its inputs.
-        exact = gradient.to(ctx.logits.computed)
-        if of_hidden is not None:
-            of_hidden[begin:end] = exact @ head.weight.to(exact.dtype)
-        if (sum_of := sums.get(id(head.weight))) is not None:
-            _add_product(sum_of, exact, part)
-        if head.bias is not None and (sum_of := sums.get(id(head.bias))) is not None:
+    logits = ctx.logits.of(hidden)
+    known, places = (targets != IGNORE_INDEX).to(logits.dtype), targets.clamp(min=0)[:, None]
+    right, mean = logits.gather(1, places)[:, 0], logits.mean(-1) if smoothing else 0.0
+    highest = logits.amax(-1, keepdim=True)
+    likely = logits.sub_(highest).exp_()
+    size = likely.sum(-1, keepdim=True)
+    losses = (size.log() + highest)[:, 0] - (1 - smoothing) * right - smoothing * mean
+    given = known if weights is None else known * weights
+    gradient = likely.div_(size).scatter_add_(1, places, torch.full_like(places, smoothing - 1, dtype=likely.dtype))
+    gradient = (gradient.sub_(smoothing / classes) if smoothing else gradient).mul_(given[:, None])
+    # As in the backward pass of the product, which is in the precision of its inputs.
+    exact = gradient.to(ctx.logits.computed)
+    if of_hidden is not None:
+        of_hidden.copy_(exact @ head.weight.to(exact.dtype))
+    for parameter, sum_of in zip(ctx.trained, sums, strict=True):
+        if parameter is not head.weight:
             sum_of += exact.sum(0)
-        begin = end
-    return [of_hidden, *(sums[id(each)] for each in ctx.trained)], total
-
-
-def _add_product(total: Tensor, gradient: Tensor, hidden: Tensor) -> None:
-    """Adds the gradient of a weight, `[classes, size]`, from those of logits `[n, classes]` and hidden states."""
-    hidden = hidden.detach().to(gradient.dtype)
-    if total.dtype == gradient.dtype:
-        total.addmm_(gradient.T, hidden)
-    else:
-        total += gradient.T @ hidden
+        elif sum_of.dtype == exact.dtype:
+            sum_of.addmm_(exact.T, hidden.detach().to(exact.dtype))
+        else:
+            sum_of += exact.T @ hidden.detach().to(exact.dtype)
+    return (losses * given).sum()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +42,11 @@ class Signal:
     @property
     def text(self) -> str:
         """The tokens, those that are trained within brackets."""
-        parts, inside = [], False
-        for token, weight in zip(self.tokens, self.weights, strict=True):
-            if (weight > LEAST) != inside:
-                inside = not inside
-                parts.append(OPENED if inside else CLOSED)
-            parts.append(token)
-        return "".join(parts) + (CLOSED if inside else "")
+        text = ""
+        for trained, pairs in groupby(zip(self.tokens, self.weights, strict=True), lambda pair: pair[1] > LEAST):
+            part = "".join(token for token, _ in pairs)
+            text += f"{OPENED}{part}{CLOSED}" if trained else part
+        return text
 
     def lines(self) -> list[str]:
         """Returns what is said about the row, with its text."""
@@ -63,13 +62,10 @@ class Signal:
         return [*found, self.text]
 
 
-def signals(
-    task: Task, processor: Processor, features: datasets.Dataset, places: Sequence[int], seed: int
-) -> list[Signal]:
-    """Measures feature rows, by their places, of a task that `predicts_tokens`."""
+def signals(task: Task, processor: Processor, features: datasets.Dataset, count: int, seed: int) -> list[Signal]:
+    """Measures the first feature rows, at most `count`, of a task that `predicts_tokens`."""
     random, found = RowRandom(seed, epoch=0), []
-    for place in places:
-        row = features[int(place)]
+    for row in islice(features, count):
         batch = collate([row], task, processor, random)
         weights, known = _measured(task, batch), batch["labels"][0] != IGNORE_INDEX
         unlike = int(((weights > LEAST) != known).sum())
@@ -87,9 +83,7 @@ def _measured(task: Task, batch: Batch) -> torch.Tensor:
     logits = torch.zeros(*labels.shape, classes, dtype=torch.float32, requires_grad=True)
     outputs: Any = SimpleNamespace(logits=logits)
     loss = task.loss_sum(outputs, batch)
-    if not loss.requires_grad:
-        return torch.zeros(labels.shape[1])
-    (gradient,) = torch.autograd.grad(loss, logits, allow_unused=True)
+    gradient = torch.autograd.grad(loss, logits, allow_unused=True)[0] if loss.requires_grad else None
     sums = torch.zeros(labels.shape[1]) if gradient is None else gradient[0].abs().sum(-1)
     return sums * classes / (2 * (classes - 1))
 

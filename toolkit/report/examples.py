@@ -101,8 +101,7 @@ class Shown:
     """Predictions on the first evaluation set, and generated texts, for the summary and the report."""
 
     examples: Examples | None = None
-    worst: Worst | None = None
-    """None if the task cannot rank errors."""
+    worst: Worst | None = None  # None if the task cannot rank errors
     samples: list[str] = field(default_factory=list)
 
     def see(self, line: int, record: Record) -> None:

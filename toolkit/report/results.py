@@ -196,8 +196,7 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, li
     if (found_answers := result.evaluations.get("validation")) is not None and run.cfg.eval.generate:
         own.append(Section("Answers (validation)", answer_blocks(run, found_answers)))
     if run.task.predicts_tokens:
-        places = range(min(TRAINED_ROWS, len(run.data.train)))
-        found_signals = signals(run.task, run.processor, run.data.train, places, run.cfg.seed)
+        found_signals = signals(run.task, run.processor, run.data.train, TRAINED_ROWS, run.cfg.seed)
         if any(each.trained < len(each.tokens) - 1 for each in found_signals):
             shown_rows = [Code("\n".join([*each.lines()[:-1], shorten(each.text, TRAINED)])) for each in found_signals]
             own.append(Section("Trained tokens of the first rows, measured by gradients", shown_rows))

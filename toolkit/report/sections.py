@@ -158,14 +158,11 @@ class Outcome:
     """Results of a run for its report."""
 
     result: FitResult
-    facts: Mapping[str, Any]
-    """Content of `run.json`."""
+    facts: Mapping[str, Any]  # content of `run.json`
     charts: Sequence[Chart]
     shown: Shown
-    sections: Sequence[Section]
-    """The task's own."""
-    predicted: Mapping[str, int] | None = None
-    """Bytes of parts of the memory, by the names of `MEMORY`."""
+    sections: Sequence[Section]  # the task's own
+    predicted: Mapping[str, int] | None = None  # bytes of parts of the memory, by the names of `MEMORY`
 
 
 def lead(run: Run, facts: Mapping[str, Any]) -> str:

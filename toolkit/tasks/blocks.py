@@ -51,16 +51,17 @@ def encode_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, c
 
 def encode_beginning(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the tokens of a document without its end, which a causal model continues."""
+    return [separators(tokenizer)[0], *encode_plain(text, tokenizer)]
+
+
+def encode_plain(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns the tokens of a text, and none that begins or ends it."""
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return [separators(tokenizer)[0], *ids]
+    return ids
 
 
 def separators(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """Returns the ids that begin and end a document.
-
-    Raises:
-        InputError: if the tokenizer has no such token.
-    """
+    """Returns the ids that begin and end a document; raises InputError if the tokenizer has no such token."""
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if begin is None and end is None:
         raise InputError(

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import IGNORE_INDEX, BadRow
 from toolkit.base.errors import DataError, InputError
-from toolkit.tasks.blocks import encode_beginning, separators
+from toolkit.tasks.blocks import encode_beginning, encode_plain, separators
 from toolkit.tasks.conversations import ASSISTANT, TRAIN, Message, as_text, prompt_of, restored
-from toolkit.tasks.generation import Generating, continue_all
+from toolkit.tasks.generation import Generating, continue_all, occurrences
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,12 +45,11 @@ def samples(
     The unwrapped model is in evaluation mode. For `messages`, text is a message of the user. The `seed` is that of the
     first sample; that of each further one is greater by 1.
     """
-    if data_format == "messages":
-        prompts = ([{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts)
-    prompts = list(prompts)
+    chats = data_format == "messages"
+    prompts = [[{"role": "user", "content": each}] if chats and isinstance(each, str) else each for each in prompts]
     encode: Any = encode_beginning if data_format == "text" else encode_prompt
     ids = [encode(prompt, tokenizer) for prompt in prompts]
-    found = continue_all(model, ids, how.sampled(), [*range(seed, seed + len(ids))])
+    found = continue_all(model, ids, how.sampled(), [*range(seed, seed + len(ids))]) if ids else ()
     return [
         as_text(prompt, answer) for prompt, answer in zip(prompts, decoded(found, tokenizer, how.around), strict=True)
     ]
@@ -69,7 +69,8 @@ def encode_prompt(
 ) -> list[int]:
     """Returns the tokens that a model answers: the prompt's, or the messages' in the chat template."""
     if not isinstance(prompt, str):
-        return _rendered(prompt, tokenizer, add_generation_prompt=True, tools=tools) + header(tokenizer)
+        text = _written(prompt, tokenizer, add_generation_prompt=True, tools=tools)
+        return encode_plain(text, tokenizer) + header(tokenizer)
     ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
     return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids  # some tokenizers end every text
 
@@ -82,7 +83,7 @@ def encode_pair(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase
     """
     begin, both = encode_prompt(prompt, tokenizer), encode_prompt(prompt + completion, tokenizer)
     joined = both[: len(begin)] == begin
-    answer = both[len(begin) :] if joined else tokenizer(completion, add_special_tokens=False)["input_ids"]
+    answer = both[len(begin) :] if joined else encode_plain(completion, tokenizer)
     answer = [*answer, separators(tokenizer)[1]]
     return begin + answer, [False] * len(begin) + [True] * len(answer)
 
@@ -129,7 +130,7 @@ def header(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the tokens that a chat template without a generation prompt writes before an answer, else none."""
     if "add_generation_prompt" in template_of(tokenizer) or (answered := _answered(tokenizer)) is None:
         return []
-    (one, other), before = answered, _rendered([_QUESTION], tokenizer)
+    (one, other), before = answered, encode_plain(_written([_QUESTION], tokenizer), tokenizer)
     same = next((i for i in range(len(one)) if one[: i + 1] != other[: i + 1]), len(one))
     return one[len(before) : same] if one[: len(before)] == before else []
 
@@ -152,9 +153,10 @@ def _answered(tokenizer: PreTrainedTokenizerBase) -> list[list[int]] | None:
     from jinja2 import TemplateError
 
     try:
-        return [_rendered([_QUESTION, {"role": ASSISTANT, "content": each}], tokenizer) for each in ("No.", "Yes")]
+        texts = [_written([_QUESTION, {"role": ASSISTANT, "content": each}], tokenizer) for each in ("No.", _ANSWER)]
     except TemplateError:
         return None
+    return [encode_plain(each, tokenizer) for each in texts]
 
 
 def encode_conversation(
@@ -175,58 +177,53 @@ def encode_conversation(
     """
     if _GENERATION.search(template_of(tokenizer)):
         return _enclosed(messages, tokenizer, tools)
-    rendered = partial(_rendered, tokenizer=tokenizer, tools=tools)
-    tokens, end = rendered(messages), answer_end(tokenizer) if end is None else end
-    if tools is not None and tokens == _rendered(messages, tokenizer):
+    text = partial(_written, tokenizer=tokenizer, tools=tools)
+    whole = text(messages)
+    if tools is not None and whole == _written(messages, tokenizer):
         raise BadRow("the chat template does not write tools, so the column would be lost; use another template")
-    mask, head = [False] * len(tokens), header(tokenizer)
-    for place, message in enumerate(messages):
-        if message["role"] != ASSISTANT or not message.get(TRAIN, True):
-            continue
-        before = rendered(messages[:place], add_generation_prompt=True)
-        answered = rendered(messages[: place + 1])
+    around = {
+        place: (text(messages[:place], add_generation_prompt=True), text(messages[: place + 1]))
+        for place, message in enumerate(messages)
+        if message["role"] == ASSISTANT and message.get(TRAIN, True)
+    }
+    tokens, head, end = encode_plain(whole, tokenizer), header(tokenizer), end or answer_end(tokenizer)
+    mask = [False] * len(tokens)
+    for texts in around.values():
+        before, answered = (encode_plain(each, tokenizer) for each in texts)
         if answered[: len(before)] != before or tokens[: len(answered)] != answered:
-            return _by_text(messages, tokenizer, end, tools)
+            return _by_text(whole, around, tokenizer, end)
         before += head if answered[len(before) :][: len(head)] == head else []
-        answer = answered[len(before) :]
-        ends = [i + len(end) for i in range(len(answer)) if answer[i : i + len(end)] == [*end]]
-        length = ends[-1] if ends else len(answer)
+        length = _length(answered[len(before) :], end)
         mask[len(before) : len(before) + length] = [True] * length
     return tokens, mask
 
 
 def _by_text(
-    messages: list[Message], tokenizer: PreTrainedTokenizerBase, end: Sequence[int], tools: str | None
+    whole: str, around: Mapping[int, tuple[str, str]], tokenizer: PreTrainedTokenizerBase, end: Sequence[int]
 ) -> Encoded:
     """Tokenises answers apart from what is before them, as they are generated.
 
-    For templates whose prompt for an answer ends in a blank, which would belong to the answer's first token.
+    For templates whose prompt for an answer ends in a blank, which would belong to the answer's first token. `around`
+    has the texts up to each answer and with it.
     """
-    text = partial(_written, tokenizer=tokenizer, tools=tools)
-    whole, begin = text(messages), 0
-    tokens, mask = list[int](), list[bool]()
-
-    def add(part: str, trained: bool) -> None:
-        ids: list[int] = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
-        ends = [i + len(end) for i in range(len(ids)) if ids[i : i + len(end)] == [*end]]
-        length = (ends[-1] if ends else len(ids)) if trained else 0
-        tokens.extend(ids)
-        mask.extend(place < length for place in range(len(ids)))
-
-    for place, message in enumerate(messages):
-        if message["role"] != ASSISTANT or not message.get(TRAIN, True):
-            continue
-        before, answered = text(messages[:place], add_generation_prompt=True), text(messages[: place + 1])
+    parts, begin = list[str](), 0
+    for place, (before, answered) in around.items():
         if not answered.startswith(before) or not whole.startswith(answered):
             raise BadRow(
                 f"the chat template changes what comes before or in message {place + 1} once other messages follow, so "
                 "the answer cannot be found; set task.chat_template to one that encloses answers in {% generation %}"
             )
-        add(whole[begin : len(before)], trained=False)
-        add(whole[len(before) : len(answered)], trained=True)
+        parts += [whole[begin : len(before)], whole[len(before) : len(answered)]]
         begin = len(answered)
-    add(whole[begin:], trained=False)
-    return tokens, mask
+    ids = [encode_plain(part, tokenizer) for part in (*parts, whole[begin:])]
+    lengths = [_length(each, end) if number % 2 else 0 for number, each in enumerate(ids)]  # every second is an answer
+    mask = [place < length for each, length in zip(ids, lengths, strict=True) for place in range(len(each))]
+    return [*chain(*ids)], mask
+
+
+def _length(answer: Sequence[int], end: Sequence[int]) -> int:
+    """Returns the number of tokens of an answer, up to its last end."""
+    return max((place + len(end) for place in occurrences(end, answer)), default=len(answer))
 
 
 def _enclosed(messages: list[Message], tokenizer: PreTrainedTokenizerBase, tools: str | None) -> Encoded:
@@ -313,21 +310,6 @@ def margins(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     return first if first.isspace() else "", last if last.isspace() and last != behind else ""
 
 
-def _rendered(
-    messages: list[Message],
-    tokenizer: PreTrainedTokenizerBase,
-    add_generation_prompt: bool = False,
-    tools: str | None = None,
-) -> list[int]:
-    template_of(tokenizer)
-    encoded: Any = tokenizer.apply_chat_template(
-        [_shown(each) for each in messages], tools=None if tools is None else json.loads(tools),
-        add_generation_prompt=add_generation_prompt, tokenizer_kwargs={"verbose": False},
-    )  # fmt: skip
-    ids: list[int] = encoded["input_ids"]
-    return ids
-
-
 def encode_examples(
     rows: Mapping[str, Sequence[Any]],
     tokenizer: PreTrainedTokenizerBase,
@@ -378,7 +360,7 @@ def example_columns(
     columns: dict[str, list[Any]] = {name: [] for name in ("tokens", "answers", "length", "truncated_input", "ended")}
     for tokens, mask in examples:
         kept = tokens[: block_size + 1] if mask else tokens[-(prompt_size or block_size) :]
-        ended = any(mask[i] and kept[i : i + len(end)] == [*end] for i in range(len(kept))) if mask else True
+        ended = not mask or any(mask[place] for place in occurrences(end, kept))
         values = (kept, mask[: len(kept)], len(kept) - bool(mask), len(kept) < len(tokens), ended)
         for column, value in zip(columns.values(), values, strict=True):
             column.append(value)

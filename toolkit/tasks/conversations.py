@@ -128,15 +128,12 @@ def _joined(number: int, content: Any) -> Any:
 
 def stored(messages: Sequence[Message]) -> list[dict[str, str | None]]:
     """Returns messages in the columns of a table; their further keys are JSON in `more`."""
-    rest = [{name: value for name, value in each.items() if name not in ("role", "content")} for each in messages]
-    return [
-        {
-            "role": each["role"],
-            "content": each["content"],
-            "more": json.dumps(more, ensure_ascii=False) if more else None,
-        }
-        for each, more in zip(messages, rest, strict=True)
-    ]
+
+    def more(message: Message) -> str | None:
+        further = {name: value for name, value in message.items() if name not in ("role", "content")}
+        return json.dumps(further, ensure_ascii=False) if further else None
+
+    return [{"role": each["role"], "content": each["content"], "more": more(each)} for each in messages]
 
 
 def restored(messages: Iterable[Mapping[str, Any]]) -> list[Message]:

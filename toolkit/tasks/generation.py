@@ -43,6 +43,14 @@ class Generating:
         """The number of a prompt's last tokens that are used."""
         return self.block_size - min(self.max_new_tokens, max(1, self.block_size // 8))
 
+    def ending(self, tokenizer: Any) -> str:
+        """Returns the text of several tokens that end an answer; none for a single one."""
+        return str(tokenizer.decode([*self.end])) if len(self.end) > 1 else ""
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """Returns how many tokens may follow those of a prompt."""
+        return min(self.max_new_tokens, self.block_size - len(prompt))
+
     def sampled(self) -> Generating:
         """Returns the same with sampling, for samples in reports."""
         return replace(self, settings={"do_sample": True, **self.settings})
@@ -68,7 +76,7 @@ def continue_all(
     """Continues prompts by greedy or beam search, or by sampling with a seed for each.
 
     Prompts are continued together, the shorter ones padded on the left; no token depends on the others but for
-    rounding. The global random state is not changed. `watching` is a `StoppingCriteria` of transformers.
+    rounding. The global random state is not changed. `watching` is called as a `StoppingCriteria` of transformers.
 
     Returns:
         `[prompts, T]` int64 new tokens, padded with `IGNORE_INDEX`.
@@ -78,7 +86,7 @@ def continue_all(
     virtual = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", 0)
     how = replace(how, block_size=how.block_size - virtual)
     cut = [ids[-how.kept :] for ids in prompts]
-    rooms = [min(how.max_new_tokens, how.block_size - len(ids)) for ids in cut]
+    rooms = [how.room(ids) for ids in cut]
     new: dict[int, list[int]] = {}
     # Rows of one length of the answer: with padding, longer ones would go beyond the positions of the model.
     order = sorted(range(len(cut)), key=lambda place: (rooms[place], len(cut[place])))
@@ -110,7 +118,13 @@ def _continued(
     inputs = torch.tensor([[how.end[0]] * pad + ids for pad, ids in zip(pads, prompts, strict=True)])
     mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in pads])
     processors = LogitsProcessorList(_sampling(model, how.settings, seeds) if how.settings.get("do_sample") else [])
-    criteria = StoppingCriteriaList([each for each in (watching, _ending(how.end)) if each is not None])
+
+    def ended(input_ids: Tensor, scores: Any, **more: Any) -> Any:
+        """A criterion that ends a row at several tokens."""
+        return (input_ids[:, -len(how.end) :] == torch.tensor(how.end, device=input_ids.device)).all(-1)
+
+    several = ended if len(how.end) > 1 else None
+    criteria = StoppingCriteriaList([each for each in (watching, several) if each is not None])
     with warnings.catch_warnings():
         # With virtual tokens the library recomputes position ids, which is correct here.
         warnings.filterwarnings("ignore", "Position ids are not supported for parameter efficient tuning")
@@ -134,28 +148,15 @@ def log_probabilities(model: Any, prompt: Sequence[int], new: Sequence[int]) -> 
     return chosen[:, 0], others.amax(-1)
 
 
-def _ending(end: Sequence[int]) -> Any:
-    """Returns a criterion that ends a row at several tokens; None for a single one."""
-    import torch
-    from transformers import StoppingCriteria
-
-    if len(end) == 1:
-        return None
-
-    class Ending(StoppingCriteria):
-        def __call__(self, input_ids: Tensor, scores: Any, **more: Any) -> Any:
-            ended: Any = (input_ids[:, -len(end) :] == torch.tensor(end, device=input_ids.device)).all(-1)
-            return ended
-
-    return Ending()
+def occurrences(part: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """Returns where a part begins among tokens."""
+    return [i for i in range(len(tokens)) if [*tokens[i : i + len(part)]] == [*part]]
 
 
 def _until_end(new: list[int], stops: Sequence[int], end: Sequence[int]) -> list[int]:
     """Returns new tokens up to the first at which generation stops, or before several that end an answer."""
     new = new[: next((place + 1 for place, token in enumerate(new) if token in stops), None)]
-    if len(end) == 1:
-        return new
-    return new[: next((i for i in range(len(new)) if new[i : i + len(end)] == [*end]), None)]
+    return new[: min(occurrences(end, new), default=None)] if len(end) > 1 else new
 
 
 def _sampling(model: Any, settings: Mapping[str, Any], seeds: Sequence[int] | None) -> list[Any]:
@@ -165,25 +166,10 @@ def _sampling(model: Any, settings: Mapping[str, Any], seeds: Sequence[int] | No
     1954; Maddison et al. 2014, arXiv 1411.0030).
     """
     import torch
-    from transformers import LogitsProcessor, MinPLogitsWarper, TemperatureLogitsWarper
-    from transformers import TopKLogitsWarper, TopPLogitsWarper  # isort: skip
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    inherited = model.generation_config
-    values = {}
-    for name, usual in SAMPLING.items():
-        given = settings.get(name, getattr(inherited, name, None))
-        values[name] = usual if given is None else given
-
-    class Noise(LogitsProcessor):
-        def __init__(self) -> None:
-            self.generators = [torch.Generator().manual_seed(seed) for seed in seeds or ()]
-
-        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            size = scores.shape[-1]
-            drawn = [torch.rand(size, generator=each, dtype=torch.float64) for each in self.generators]
-            noise = -(-torch.stack(drawn).clamp(min=1e-300).log()).log()
-            return scores.double() + noise.to(scores.device)
-
+    own = {name: settings.get(name, getattr(model.generation_config, name, None)) for name in SAMPLING}
+    values = {name: usual if own[name] is None else own[name] for name, usual in SAMPLING.items()}
     found: list[Any] = []
     if values["temperature"] != 1:
         found.append(TemperatureLogitsWarper(float(values["temperature"])))
@@ -193,7 +179,14 @@ def _sampling(model: Any, settings: Mapping[str, Any], seeds: Sequence[int] | No
         found.append(TopPLogitsWarper(float(values["top_p"])))
     if values["min_p"]:
         found.append(MinPLogitsWarper(float(values["min_p"])))
-    return [*found, Noise()]
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds or ()]
+
+    def with_noise(input_ids: Tensor, scores: Tensor) -> Tensor:
+        drawn = [torch.rand(scores.shape[-1], generator=each, dtype=torch.float64) for each in generators]
+        noise = -(-torch.stack(drawn).clamp(min=1e-300).log()).log()
+        return scores.double() + noise.to(scores.device)
+
+    return [*found, with_noise]
 
 
 def stop_tokens(model: Any, end: Sequence[int]) -> list[int]:
@@ -227,10 +220,9 @@ def script_values(model: Any, tokenizer: Any, how: Generating) -> dict[str, Any]
             "toolkit export: answers are sampled (task.generation.do_sample), and a script would draw others; export "
             "with task.generation={}"
         )
-    end = how.end
-    ending = tokenizer.decode([*end]) if len(end) > 1 else ""
-    stops = stop_tokens(model, end) or None
     lead, trail = how.around
-    own: dict[str, Any] = {"lead": lead, "trail": trail}
-    own |= {"begin": separators(tokenizer)[0], "end": end[0], "generation": how.settings, "block_size": how.block_size}
-    return {**own, "ending": ending, "stops": stops, "kept": how.kept}
+    return {
+        "lead": lead, "trail": trail, "begin": separators(tokenizer)[0], "end": how.end[0],
+        "generation": how.settings, "block_size": how.block_size, "ending": how.ending(tokenizer),
+        "stops": stop_tokens(model, how.end) or None, "kept": how.kept,
+    }  # fmt: skip

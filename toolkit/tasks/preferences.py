@@ -28,16 +28,20 @@ def _per_token(outputs: Tensor) -> Tensor:
     return outputs[..., 0] / outputs[..., 1].clamp(min=1)
 
 
+def _log_sigmoid(values: Tensor) -> Tensor:
+    from torch.nn.functional import logsigmoid
+
+    return logsigmoid(values)
+
+
 def dpo(outputs: Tensor, labels: Tensor, options: Any) -> Tensor:
     """Returns the summed loss of direct preference optimisation, equation 7 of Rafailov et al. 2023.
 
     With label smoothing, that of conservative DPO (Mitchell 2023).
     """
-    from torch.nn.functional import logsigmoid
-
     chosen, rejected = _log_ratios(outputs, labels, options).unbind(1)
     logits, smoothing = options.beta * (chosen - rejected), options.label_smoothing
-    return -(logsigmoid(logits) * (1 - smoothing) + logsigmoid(-logits) * smoothing).sum()
+    return -(_log_sigmoid(logits) * (1 - smoothing) + _log_sigmoid(-logits) * smoothing).sum()
 
 
 def ipo(outputs: Tensor, labels: Tensor, options: Any) -> Tensor:
@@ -51,20 +55,15 @@ def orpo(outputs: Tensor, labels: Tensor, options: Any) -> Tensor:
 
     The likelihood of an answer is the geometric mean of those of its tokens.
     """
-    import torch
-    from torch.nn.functional import logsigmoid
-
     chosen, rejected = _per_token(outputs).unbind(1)
-    odds = [each - torch.log(-torch.expm1(each)) for each in (chosen, rejected)]
-    return (-chosen - options.beta * logsigmoid(odds[0] - odds[1])).sum()
+    odds = [each - (-each.expm1()).log() for each in (chosen, rejected)]
+    return (-chosen - options.beta * _log_sigmoid(odds[0] - odds[1])).sum()
 
 
 def simpo(outputs: Tensor, labels: Tensor, options: Any) -> Tensor:
     """Returns the summed loss of simple preference optimisation, equation 6 of Meng et al. 2024."""
-    from torch.nn.functional import logsigmoid
-
     chosen, rejected = _per_token(outputs).unbind(1)
-    return -logsigmoid(options.beta * (chosen - rejected) - options.simpo_gamma).sum()
+    return -_log_sigmoid(options.beta * (chosen - rejected) - options.simpo_gamma).sum()
 
 
 def kto(outputs: Tensor, labels: Tensor, options: Any) -> Tensor:
@@ -82,9 +81,7 @@ def kto(outputs: Tensor, labels: Tensor, options: Any) -> Tensor:
 
 def reward(outputs: Tensor, labels: Tensor, options: Any) -> Tensor:
     """Returns the summed loss of Bradley and Terry's model, equation 1 of Ouyang et al. 2022 (arXiv 2203.02155)."""
-    from torch.nn.functional import logsigmoid
-
-    return -logsigmoid(outputs[:, 0, 0] - outputs[:, 1, 0]).sum()
+    return -_log_sigmoid(outputs[:, 0, 0] - outputs[:, 1, 0]).sum()
 
 
 LOSSES: Mapping[str, Callable[[Tensor, Tensor, Any], Tensor]] = {

@@ -37,8 +37,7 @@ def as_number(value: Any) -> float:
 def checked_text(value: Any, name: str, place: str) -> str:
     """Returns a text. Messages say what it is (`name`) and where it comes from (`place`).
 
-    Raises:
-        BadRow: if it is missing, blank or not text.
+    Raises BadRow if it is missing, blank or not text.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         raise BadRow(f"the {name} is missing: {place} is empty or not there")

@@ -74,7 +74,16 @@ def encode_windows(
     """
     questions = _fit_questions(rows["question"], tokenizer, _question_limit(tokenizer, max_length, doc_stride))
     context_first = tokenizer.padding_side == "left"
-    encoded = _encode_pairs(questions, list(rows["context"]), tokenizer, max_length, doc_stride, context_first)
+    pairs = [questions, list(rows["context"])]
+    encoded: Any = encode_with_overflow(
+        tokenizer,
+        *(reversed(pairs) if context_first else pairs),
+        truncation="only_first" if context_first else "only_second",
+        max_length=max_length,
+        stride=doc_stride,
+        padding=False,
+        return_attention_mask=True,
+    )
     owners = encoded["overflow_to_sample_mapping"]
     contexts = [_context(window, 0 if context_first else 1) for window in encoded.encodings]
     if context_first and any(context.start == 0 and len(context) for context in contexts):
@@ -152,20 +161,6 @@ def _fit_questions(questions: Sequence[str], tokenizer: Any, limit: int) -> list
             fitted[i] = fitted[i][: min(offsets[limit][0], len(fitted[i]) - 1)]
             offsets = measure([fitted[i]])[0]
     return fitted
-
-
-def _encode_pairs(
-    questions: list[str], contexts: list[str], tokenizer: Any, max_length: int, doc_stride: int, context_first: bool
-) -> Any:
-    return encode_with_overflow(
-        tokenizer,
-        *((contexts, questions) if context_first else (questions, contexts)),
-        truncation="only_first" if context_first else "only_second",
-        max_length=max_length,
-        stride=doc_stride,
-        padding=False,
-        return_attention_mask=True,
-    )
 
 
 def _context(window: Any, side: int) -> range:

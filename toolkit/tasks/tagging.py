@@ -30,8 +30,7 @@ PREFIXES = {"B": "B", "I": "I", "S": "B", "U": "B", "E": "I", "L": "I"}
 def check_tokens(value: Any, column: str) -> list[str]:
     """Returns the tokens or tags of a row, from a list, a printed list, or text in which blanks separate them.
 
-    Raises:
-        BadRow: if it is neither, or there is none, or one is blank or not text.
+    Raises BadRow if it is neither, or there is none, or one is blank or not text.
     """
     printed = isinstance(value, str) and value.lstrip().startswith(("['", '["'))
     tokens = printed_list(value) if printed else value.split() if isinstance(value, str) else value
@@ -46,8 +45,7 @@ def check_tokens(value: Any, column: str) -> list[str]:
 def check_tags(tags: Sequence[str], tokens: Sequence[str], types: Sequence[str] | None) -> list[str]:
     """Returns tags of the form IOB1, IOB2, BIOES or BILOU in that of IOB2; without `types`, all are allowed.
 
-    Raises:
-        BadRow: if a tag is of no such form, its type is not allowed, or there are more or fewer tags than tokens.
+    Raises BadRow if a tag is of no such form, its type is not allowed, or there are more or fewer tags than tokens.
     """
     if len(tags) != len(tokens):
         raise BadRow(f"there are {len(tags)} tags for {len(tokens)} tokens")

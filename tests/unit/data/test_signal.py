@@ -23,7 +23,7 @@ def measured(task_type: type, *settings: str, config=CHAT, count: int = 3) -> li
     rows = check_rows(cfg, task)
     processor, features = features_of(cfg, task, rows)
     assert task.predicts_tokens
-    return signals(task, processor, features["train"], range(count), cfg.seed)
+    return signals(task, processor, features["train"], count, cfg.seed)
 
 
 def inside(text: str) -> list[str]:

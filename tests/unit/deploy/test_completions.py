@@ -106,6 +106,7 @@ def test_texts_end_before_a_stop_and_at_a_limit(client):
         ({"messages": [{"role": "user"}]}, "messages: message 1 has 'role'"),
         ({"messages": QUESTION, "temperature": 9.0}, "temperature: received 9.0, expected 0 to 2"),
         ({"messages": QUESTION, "n": 3}, "n: received 3"),
+        ({"messages": QUESTION, "stream_options": "all"}, "stream_options: received 'all'"),
         ({"messages": QUESTION, "stop": [""]}, "stop: expected"),
         ({"messages": QUESTION, "response_format": {"type": "json_object"}}, "response_format: is not supported"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),

@@ -193,9 +193,9 @@ def test_states_of_layers_are_rejected():
 def test_dropout_of_attention_is_never_left_out(kind, head, kernel, monkeypatch):
     rate = {"bert": "attention_probs_dropout_prob", "t5": "dropout_rate", "bart": "attention_dropout"}[kind]
     _, unpadded = copies(kind, head, **{rate: 0.25})
-    rates = []
-    kept = attention.attention
-    monkeypatch.setattr(attention, "attention", lambda *a, **named: rates.append(named["dropout"]) or kept(*a, **named))
+    rates, name = [], "scaled_dot_product_attention"
+    kept = getattr(nn.functional, name)
+    monkeypatch.setattr(nn.functional, name, lambda *a, **named: rates.append(named["dropout_p"]) or kept(*a, **named))
     unpadded(**batch(head))
     assert rates
     assert set(rates) == {0.25}
@@ -237,9 +237,9 @@ def test_models_in_mixed_precision(kind, head, longest, monkeypatch):
 
 def test_longer_sequences_keep_their_type(monkeypatch):
     monkeypatch.setattr(attention, "LONGEST_IN_FLOAT32", 2)
-    types = []
-    kept = attention.attention
-    monkeypatch.setattr(attention, "attention", lambda q, *a, **named: types.append(q.dtype) or kept(q, *a, **named))
+    types, name = [], "scaled_dot_product_attention"
+    kept = getattr(nn.functional, name)
+    monkeypatch.setattr(nn.functional, name, lambda q, *a, **named: types.append(q.dtype) or kept(q, *a, **named))
     rows = Rows.of(torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool())
     heads = torch.randn(1, 2, 5, 8, dtype=torch.bfloat16)
     attention.attend(nn.Module(), heads, heads, heads, Packing(rows, rows, False, None, {}))

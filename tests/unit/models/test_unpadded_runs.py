@@ -99,7 +99,7 @@ def test_a_finished_run_predicts_without_padding(tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        ("language_modeling/smoke_chat", "model.attn_implementation=eager"),
+        ("language_modeling/smoke_chat", "model.attn_implementation=eager", "task.prompts=[]"),
         ("language_modeling/smoke_chat", "engine=trainer", "train.activation_checkpointing=full"),
         pytest.param(("language_modeling", "task.packing=false", "model.peft.method=lora"), marks=pytest.mark.slow),
         pytest.param(("preference/smoke", "train.max_tokens_per_batch=128"), marks=pytest.mark.slow),

@@ -16,14 +16,13 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.random import RowRandom
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
+from toolkit.config.sections import Config, DataConfig, TrainConfig
 from toolkit.data.batching.budget import Budget, lengths_of, training_budget
 from toolkit.data.batching.order import Order, WindowSampler, evaluation_batches, shares
 from toolkit.data.batching.workers import WatchedLoader
 
 if TYPE_CHECKING:
     import datasets
-
-    from toolkit.config.sections import Config, DataConfig, TrainConfig
 
 
 def collate(

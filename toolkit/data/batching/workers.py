@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.queues import Queue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -20,10 +20,8 @@ from toolkit.api.task import Task, reads_files
 from toolkit.base.cli_errors import unexpected
 from toolkit.base.errors import DataError, RunError
 from toolkit.base.processes import STOP_SIGNALS
+from toolkit.config.train import TrainConfig
 from toolkit.system.limits import usable_cores
-
-if TYPE_CHECKING:
-    from toolkit.config.train import TrainConfig
 
 MOST_WORKERS = 8
 """Largest number of workers that `auto` starts for a process that trains on a GPU."""

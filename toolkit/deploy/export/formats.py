@@ -58,13 +58,10 @@ class Format:
     write: Callable[[Example, Path, str], Written]
     """Writes a model into a folder, to a file of a name without its ending, and loads it back."""
     module: str
-    load: str
-    """For the model card: an expression of `module` that loads the file of a `name`."""
-    libraries: Sequence[str]
-    """Those that run the model; `needs` write it."""
+    load: str  # for the model card: an expression of `module` that loads the file of a `name`
+    libraries: Sequence[str]  # those that run the model; `needs` write it
     needs: Sequence[str] = ()
-    tolerance: float | None = TOLERANCE
-    """Largest allowed difference of the outputs; None if it is only stated."""
+    tolerance: float | None = TOLERANCE  # largest allowed difference of the outputs; None if it is only stated
 
     def usage(self, names: Sequence[str]) -> str:
         """Returns Python code that loads graphs of these names, for the model card."""

@@ -1,13 +1,14 @@
-"""The web application: `POST /predict`, `POST /search`, `GET /health`, and pages that describe them."""
+"""The web application: `POST /predict`, `POST /search`, OpenAI's, `GET /health`, and pages that describe them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,13 @@ import numpy as np
 
 # Not inside functions: FastAPI looks the annotations of the endpoints up in this module.
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from toolkit.data.readers.raw import Reading
 from toolkit.deploy.search import Corpus
-from toolkit.deploy.serving.completions import Completions
+from toolkit.deploy.serving.completions import Answer, Asked, Form, event, generate, read, refused
 from toolkit.deploy.serving.requests import Columns, Limits, Refusal, checked_table, rows_of_form, rows_of_json
 from toolkit.deploy.serving.schema import Served, health_schema, page, predict_schema, search_schema
 from toolkit.deploy.serving.worker import FAILED, Worker
@@ -59,7 +60,7 @@ class Service:
         self.versions = versions()
         self._reading = Reading.of(run.cfg.data)
         self._checkers = ThreadPoolExecutor(min(CHECKERS, usable_cores()), "check")
-        self._inside = 0
+        self._inside, self._began = 0, int(time.time())
 
     @asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
@@ -89,15 +90,71 @@ class Service:
         if int(request.headers.get("content-length", LARGE)) >= LARGE:  # or of unknown length
             asyncio.get_running_loop().call_later(2 * self.limits.timeout, give_back_freed)
         with self._place():
-            request = Request(request.scope, _limited(request, self.limits))
-            read = await _in_time(self._received(request), self.limits.timeout, 408, "the request was not received")
-            return await self._answers(read)
+            return await self._answers(await self._within_limits(request, self._received))
 
-    async def received(self, request: Request) -> bytes:
-        """Returns the body of a request within the limits."""
+    async def _within_limits(self, request: Request, receive: Callable[[Request], Awaitable[Any]]) -> Any:
+        """Returns what `receive` makes of a request whose body and time are limited."""
         request = Request(request.scope, _limited(request, self.limits))
-        body: bytes = await _in_time(request.body(), self.limits.timeout, 408, "the request was not received")
-        return body
+        return await _in_time(receive(request), self.limits.timeout, 408, "the request was not received")
+
+    async def models(self) -> Response:
+        """The run, as OpenAI's only model."""
+        own = {"id": self.served.name, "object": "model", "created": self._began, "owned_by": "finetune-toolkit"}
+        return _json(200, {"object": "list", "data": [own]})
+
+    async def chat(self, request: Request) -> Response:
+        """Answers a conversation, as OpenAI's interface does."""
+        return await self._completed(request, chat=True)
+
+    async def text(self, request: Request) -> Response:
+        """Continues a prompt, as OpenAI's interface does."""
+        return await self._completed(request, chat=False)
+
+    async def _completed(self, request: Request, chat: bool) -> Response:
+        loop, answer, form = asyncio.get_running_loop(), Answer(), Form(chat, self.served.name)
+        parts: asyncio.Queue[str | None] = asyncio.Queue()
+        try:
+            with ExitStack() as place:
+                place.enter_context(self._place())
+                asked = read(await self._within_limits(request, Request.body), self.run, chat)
+                tell = lambda part: loop.call_soon_threadsafe(parts.put_nowait, part)  # noqa: E731
+                done = self.worker.call(partial(generate, self.run, asked, answer, tell))
+                leave = place.pop_all().close
+            done.add_done_callback(lambda _: loop.call_soon_threadsafe(leave))
+            if asked.streams:
+                stream = self._stream(asked, answer, done, parts, form)
+                return StreamingResponse(stream, media_type="text/event-stream")
+            await self._finished(done, answer)
+        except Refusal as refusal:
+            return _json(refusal.status, refused(refusal), _headers(refusal))
+        return _json(200, form.whole(answer, len(asked.ids)))
+
+    async def _finished(self, done: Future[None], answer: Answer) -> None:
+        try:
+            await _in_time(asyncio.wrap_future(done), self.limits.timeout, 504, "the request was not answered")
+        finally:
+            answer.cancelled = True
+
+    async def _stream(
+        self, asked: Asked, answer: Answer, done: Future[None], parts: asyncio.Queue[str | None], form: Form
+    ) -> AsyncIterator[str]:
+        """Yields the events of an answer; `parts` has those of its text."""
+        finished = asyncio.ensure_future(self._finished(done, answer))
+        finished.add_done_callback(lambda _: parts.put_nowait(None))
+        try:
+            yield form.part({"role": "assistant", "content": ""})
+            while (part := await parts.get()) is not None:
+                yield form.part({"content": part})
+            finished.result()
+            yield form.part({}, answer.finish)
+            if asked.with_usage:
+                yield form.usage(answer, len(asked.ids))
+        except Refusal as refusal:
+            yield event(refused(refusal))
+        finally:
+            answer.cancelled = True
+            finished.cancel()
+        yield "data: [DONE]\n\n"
 
     async def answers(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Answers rows that do not come from a request, for the page of `toolkit demo`; may raise a Refusal."""
@@ -135,23 +192,15 @@ class Service:
     @contextmanager
     def _place(self) -> Iterator[None]:
         """Counts a request until it is answered; rejects it if there are too many."""
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
-
-    def enter(self) -> None:
-        """Counts a request; rejects it if there are too many."""
         if self._inside >= self.limits.max_queue:
             seconds = math.ceil(self._inside * self.worker.seconds_per_row)
             wait = min(max(1, seconds), LONGEST_RETRY)
             raise Refusal(429, f"{self._inside} requests are waiting; try again in {wait} s", retry_after=wait)
         self._inside += 1
-
-    def leave(self) -> None:
-        """Counts a request as answered."""
-        self._inside -= 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
 
     async def _received(self, request: Request) -> Read:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -173,6 +222,10 @@ class Service:
         return [self.run.task.answer(record) for record in records]
 
 
+def _headers(refusal: Refusal) -> dict[str, str] | None:
+    return {"Retry-After": str(refusal.retry_after)} if refusal.retry_after else None
+
+
 def application(service: Service) -> FastAPI:
     """Returns a web application without pages of its own, in which the service runs."""
     app = FastAPI(
@@ -184,8 +237,7 @@ def application(service: Service) -> FastAPI:
     )
 
     async def rejected(request: Request, error: Any) -> Response:
-        headers = {"Retry-After": str(error.retry_after)} if error.retry_after else None
-        return _json(error.status, error.content, headers)
+        return _json(error.status, error.content, _headers(error))
 
     async def unknown(request: Request, error: Any) -> Response:
         return _json(error.status_code, Refusal(error.status_code, str(error.detail)).content, error.headers)
@@ -207,23 +259,16 @@ def build(run: TrainedRun, name: str, limits: Limits, corpus: Corpus | None = No
     async def start() -> Response:
         return RedirectResponse("docs")
 
-    app.add_api_route(
-        "/predict", service.predict, methods=["POST"], summary="Predict rows", **predict_schema(service.served)
-    )
+    post = partial(app.add_api_route, methods=["POST"])
+    post("/predict", service.predict, summary="Predict rows", **predict_schema(service.served))
     if run.task.for_documents() is not None:
-        app.add_api_route(
-            "/embed", service.predict, methods=["POST"], summary="Embed rows", **predict_schema(service.served)
-        )
+        post("/embed", service.predict, summary="Embed rows", **predict_schema(service.served))
     if run.task.has("prompt_ids"):
-        completions = Completions(service)
-        app.add_api_route("/v1/chat/completions", completions.chat, methods=["POST"], summary="OpenAI's: answer")
-        app.add_api_route("/v1/completions", completions.text, methods=["POST"], summary="OpenAI's: continue")
-        app.add_api_route("/v1/models", completions.models, summary="OpenAI's: the run")
+        post("/v1/chat/completions", service.chat, summary="OpenAI's: answer")
+        post("/v1/completions", service.text, summary="OpenAI's: continue")
+        app.add_api_route("/v1/models", service.models, summary="OpenAI's: the run")
     if corpus is not None:
-        app.add_api_route(
-            "/search", service.search, methods=["POST"], summary="Find the most similar documents",
-            **search_schema(service.served),
-        )  # fmt: skip
+        post("/search", service.search, summary="Find the most similar documents", **search_schema(service.served))
     app.add_api_route("/health", service.health, summary="Whether rows are answered", **health_schema())
     app.add_api_route("/docs", service.page, include_in_schema=False)
     app.add_api_route("/", start, include_in_schema=False)

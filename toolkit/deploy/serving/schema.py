@@ -62,8 +62,7 @@ class Served:
     task: Task
     columns: Columns
     limits: Limits
-    documents: int = 0
-    """Number of documents that rows can be searched in."""
+    documents: int = 0  # number of documents that rows can be searched in
 
     @property
     def example(self) -> dict[str, Any]:

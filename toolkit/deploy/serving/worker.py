@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -38,8 +38,7 @@ class Job:
     done: Future[list[dict[str, Any]]] = field(default_factory=Future)
     data: EvalData | None = None
     lengths: Any = None
-    waiting: deque[list[int]] = field(default_factory=deque)
-    """Batches of feature rows that are not computed yet."""
+    waiting: deque[list[int]] = field(default_factory=deque)  # batches of feature rows that are not computed yet
     parts: list[Part] = field(default_factory=list)
 
     def prepare(self, run: TrainedRun) -> None:
@@ -48,12 +47,8 @@ class Job:
         if not len(self.data.features):
             raise DataError("the rows have nothing to predict")
         self.lengths = lengths_of(self.data.features)
-        sizes = run.cfg.eval
-        self.waiting.extend(
-            evaluation_batches(
-                self.lengths, sizes.per_device_eval_batch_size, 0, 1, max_tokens=sizes.max_tokens_per_batch
-            )
-        )
+        most, tokens = run.cfg.eval.per_device_eval_batch_size, run.cfg.eval.max_tokens_per_batch
+        self.waiting.extend(evaluation_batches(self.lengths, most, 0, 1, max_tokens=tokens))
 
     @property
     def predictions(self) -> Predictions:
@@ -70,6 +65,7 @@ class Call:
     done: Future[None] = field(default_factory=Future)
 
 
+Work = TypeVar("Work", Job, Call)
 Piece = tuple[Job, list[int]]
 """A job, and the numbers of some of its feature rows."""
 
@@ -157,19 +153,17 @@ class Worker:
 
     def submit(self, table: Table) -> Job:
         """Queues the rows of a request; rejects them once the worker has failed."""
-        if not self.is_alive:
-            raise self._unable()
-        job = Job(table, time.monotonic())
-        self._queue.put(job)
-        return job
+        return self._queued(Job(table, time.monotonic()))
 
     def call(self, work: Callable[[], None]) -> Future[None]:
         """Queues work for the thread; rejects it once the worker has failed."""
+        return self._queued(Call(work)).done
+
+    def _queued(self, work: Work) -> Work:
         if not self.is_alive:
             raise self._unable()
-        call = Call(work)
-        self._queue.put(call)
-        return call.done
+        self._queue.put(work)
+        return work
 
     def _work(self) -> None:
         run = self._run
@@ -197,36 +191,20 @@ class Worker:
                 continue
             if job is None:
                 self._ending = True
-            elif isinstance(job, Call):
-                self._do(job)
+            elif job.done.done() or self.failure:  # its client is gone, or nothing can be computed
+                _reject(job, self._unable())
             else:
                 self._accept(job)
 
-    def _do(self, call: Call) -> None:
-        if not call.done.set_running_or_notify_cancel():  # its client is gone
-            return
-        try:
-            if self.failure:
-                raise self._unable()
-            with torch.no_grad():
-                call.work()
-            call.done.set_result(None)
-        except Refusal as error:
-            call.done.set_exception(error)
-        except Exception as error:
-            if _is_lasting(error):
-                self._fail(error, [])
-            else:
-                report_error(unexpected(error))
-            call.done.set_exception(Refusal(500, FAILED))
-
-    def _accept(self, job: Job) -> None:
-        if job.done.done() or self.failure:
-            _reject(job, self._unable())
-            return
+    def _accept(self, job: Job | Call) -> None:
         with self._failing([job]):
-            job.prepare(self._run)
-            self._jobs.append(job)
+            if isinstance(job, Job):
+                job.prepare(self._run)
+                self._jobs.append(job)
+            elif job.done.set_running_or_notify_cancel():
+                with torch.no_grad():
+                    job.work()
+                job.done.set_result(None)
 
     def _compute(self, pieces: Sequence[Piece]) -> None:
         """Computes a batch; if that fails, each part alone, so that one request cannot make others fail."""
@@ -260,7 +238,7 @@ class Worker:
                 job.done.set_result(records)
 
     @contextmanager
-    def _failing(self, jobs: Sequence[Job]) -> Iterator[None]:
+    def _failing(self, jobs: Sequence[Job | Call]) -> Iterator[None]:
         """Turns an error into the answer of jobs, and drops them."""
         try:
             yield
@@ -273,7 +251,7 @@ class Worker:
             report_error(unexpected(error))
             self._drop(jobs, Refusal(500, FAILED))
 
-    def _fail(self, error: Exception, jobs: Sequence[Job]) -> None:
+    def _fail(self, error: Exception, jobs: Sequence[Job | Call]) -> None:
         """Refuses all jobs from now on."""
         self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
         report_error(unexpected(error))
@@ -282,13 +260,13 @@ class Worker:
     def _unable(self) -> Refusal:
         return Refusal(503, f"the server can compute nothing any more ({self.failure or 'its worker has ended'})")
 
-    def _drop(self, jobs: Sequence[Job], refusal: Refusal) -> None:
+    def _drop(self, jobs: Sequence[Job | Call], refusal: Refusal) -> None:
         for job in jobs:
             _reject(job, refusal)
         self._jobs = deque(job for job in self._jobs if not job.done.done())
 
 
-def _reject(job: Job, refusal: Refusal) -> None:
+def _reject(job: Job | Call, refusal: Refusal) -> None:
     with suppress(InvalidStateError):
         job.done.set_exception(refusal)
 

@@ -10,9 +10,10 @@ from dataclasses import asdict, is_dataclass, replace
 from functools import reduce
 from statistics import fmean
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from toolkit.api.run import best_metric, metric_named
+from toolkit.api.task import Task
 from toolkit.base.console import LOGGER, PLAIN_WIDTH, counted, say
 from toolkit.base.errors import InputError, RunError
 from toolkit.checkpoint.lock import OutputLock
@@ -20,7 +21,7 @@ from toolkit.config import flatten
 from toolkit.config.keys import field_types, section_types, to_yaml
 from toolkit.data.row_cache import code_fingerprint
 from toolkit.document.blocks import Block, Page
-from toolkit.footprint.simulate import simulate
+from toolkit.footprint.simulate import Footprint, simulate
 from toolkit.lab.compare import page
 from toolkit.lab.compare.page import COLUMNS, SUMMED
 from toolkit.lab.compare.runs import (
@@ -39,11 +40,6 @@ from toolkit.lab.jobs.jobs import step_rows
 from toolkit.lab.plan.estimates import estimated
 from toolkit.lab.plan.subject import resized, subject_of
 from toolkit.lab.tool import Report, Request
-
-if TYPE_CHECKING:
-    from toolkit.api.task import Task
-    from toolkit.footprint.simulate import Footprint
-
 
 PATIENCE = 60.0
 """Seconds that the last part of a comparison waits for another that writes it at the same time."""

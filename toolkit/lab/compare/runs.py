@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import psutil
 from rich.live import Live
@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
 from toolkit.api.batch import Batch
-from toolkit.api.run import overall_scores
+from toolkit.api.run import FitResult, Run, overall_scores
 from toolkit.api.training import Callback
 from toolkit.base.console import format_duration, rich_console, shorten
 from toolkit.base.errors import RunError
@@ -29,25 +29,12 @@ from toolkit.distributed.collectives import data_sum, objects_of_all, on_main
 from toolkit.distributed.exchange import EXCHANGED_BYTES, EXCHANGES
 from toolkit.lab.compare.statistics import PER_CLASS
 from toolkit.lab.compare.variants import LOGGED, Checked, Variant
-from toolkit.lab.jobs.jobs import (
-    Launch,
-    failure_in,
-    job_name,
-    measured_in,
-    note_failure,
-    remove_model,
-    run_job,
-    training_job,
-    without_checkpoints,
-)
+from toolkit.lab.jobs import jobs
 from toolkit.lab.jobs.training import trained
 from toolkit.metrics.score import Score
 from toolkit.report.results import summary_figures
 from toolkit.report.subsets import resampled
 from toolkit.tracking.jsonl import read_metrics
-
-if TYPE_CHECKING:
-    from toolkit.api.run import FitResult, Run
 
 
 @dataclass(frozen=True)
@@ -58,7 +45,7 @@ class Comparison:
     config: Path  # the YAML file
     overrides: Sequence[str]  # overrides for all variants
     checked: Checked  # the variants
-    launch: Launch  # how processes are started
+    launch: jobs.Launch  # how processes are started
     seeds: Sequence[int]  # each variant runs once with each of these seeds
     draws: int  # number of bootstrap sets for the intervals of metrics
     code: str  # digest of the toolkit's and the recipe's code
@@ -110,7 +97,7 @@ def command_of(comparison: Comparison, variant: Variant) -> str:
 
 def folder_of(comparison: Comparison, repeat: Repeat) -> Path:
     """Returns the folder of a run, which is named after its job; see `toolkit.lab.jobs.jobs.job_name`."""
-    name = job_name(f"seed-{repeat.seed}", job_of(comparison, repeat))
+    name = jobs.job_name(f"seed-{repeat.seed}", job_of(comparison, repeat))
     return comparison.folder / "runs" / repeat.variant.slug / name
 
 
@@ -123,16 +110,16 @@ def job_of(comparison: Comparison, repeat: Repeat) -> dict[str, Any]:
     """Returns the job of a run: everything that its results depend on."""
     cfg = comparison.checked.configs[repeat.variant.name]
     own = [*repeat.variant.overrides, f"seed={repeat.seed}"]
-    overrides = [*comparison.overrides, *written(LOGGED), *without_checkpoints(cfg), *own]
-    job = training_job(comparison.recipe, comparison.config, overrides, cfg, comparison.launch, comparison.code)
+    overrides = [*comparison.overrides, *written(LOGGED), *jobs.without_checkpoints(cfg), *own]
+    job = jobs.training_job(comparison.recipe, comparison.config, overrides, cfg, comparison.launch, comparison.code)
     return job | {"draws": comparison.draws}
 
 
 def _load_finished(comparison: Comparison, repeat: Repeat, failures: bool) -> None:
     folder = folder_of(comparison, repeat)
-    if (measured := measured_in(folder)) is not None:
+    if (measured := jobs.measured_in(folder)) is not None:
         repeat.measured, repeat.state = measured, "kept"
-    elif failures and (reason := failure_in(folder)) is not None:
+    elif failures and (reason := jobs.failure_in(folder)) is not None:
         repeat.state, repeat.reason = "failed", reason
 
 
@@ -158,7 +145,7 @@ def keep_best(comparison: Comparison, repeats: Sequence[Repeat]) -> Repeat | Non
     best = best_run(repeats, comparison.metric)
     for repeat in repeats:
         if repeat is not best and repeat.state in ("done", "kept", "failed"):
-            remove_model(trained_run(comparison, repeat))
+            jobs.remove_model(trained_run(comparison, repeat))
     return best
 
 
@@ -172,7 +159,7 @@ def run_repeats(comparison: Comparison, repeats: Sequence[Repeat], changed: Call
             continue
         if name in failed and name not in succeeded:  # other seeds would most likely fail too
             repeat.state, repeat.reason = "failed", failed[name]
-            note_failure(folder_of(comparison, repeat), failed[name])
+            jobs.note_failure(folder_of(comparison, repeat), failed[name])
         else:
             repeat.state = "running"
             changed()
@@ -192,11 +179,11 @@ def run_once(comparison: Comparison, repeat: Repeat) -> None:
     """Trains and measures one run; its state says how it ended."""
     folder, job = folder_of(comparison, repeat), job_of(comparison, repeat)
     further = {"keep_model": comparison.keep_best}
-    error = run_job("compare", job, folder, comparison.launch, further, lambda: {"load": load_average()})
+    error = jobs.run_job("compare", job, folder, comparison.launch, further, lambda: {"load": load_average()})
     if error is not None:
         repeat.state, repeat.reason = "failed", error
         return
-    repeat.measured, repeat.state = measured_in(folder), "done"
+    repeat.measured, repeat.state = jobs.measured_in(folder), "done"
 
 
 MARKS = {"waiting": ".", "running": "running", "kept": "done before", "failed": "failed", "skipped": "-"}

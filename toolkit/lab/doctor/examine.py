@@ -16,29 +16,10 @@ from toolkit.config.keys import to_yaml, written
 from toolkit.config.paths import source_of
 from toolkit.config.sections import Config
 from toolkit.data.columns import Beside, roles
-from toolkit.lab.doctor.duplicates import (
-    different_rows,
-    equal_rows,
-    equal_texts,
-    fingerprints,
-    near_rows,
-    shared_groups,
-)
+from toolkit.lab.doctor import duplicates, sizes
 from toolkit.lab.doctor.findings import Finding, Part, Suggestion, column_findings, described, label_findings, parts_of
 from toolkit.lab.doctor.label_errors import label_errors, predictions_of
 from toolkit.lab.doctor.report import Diagnosis
-from toolkit.lab.doctor.sizes import (
-    Histogram,
-    cuts,
-    file_histograms,
-    foreign,
-    lengths_of,
-    number_outliers,
-    outliers,
-    sounds,
-    text_histograms,
-    uneven_lengths,
-)
 from toolkit.lab.init.models import config_of, local_folder
 from toolkit.lab.init.overview import Subject
 from toolkit.lab.init.overview import subject as read_subject
@@ -63,26 +44,26 @@ def diagnose(request: Request, run: Path | None) -> Diagnosis:
     predicted = None if run is None else predictions_of(run, request.recipe)
     parts = parts_of(checked)
     used = roles(task, cfg.data.columns)
-    rows = different_rows(parts)
-    prints = fingerprints(task, rows)
+    rows = duplicates.different_rows(parts)
+    prints = duplicates.fingerprints(task, rows)
     histograms = list(_histograms(cfg, task, parts[0], [
         each for each, (part, _) in zip(prints, rows, strict=False) if each is not None and part is parts[0]
     ]))  # fmt: skip
     findings = [
         *_bad_rows(subject),
-        *equal_rows(task, parts),
-        *equal_texts(task, parts),
-        *near_rows(task, rows, prints),
-        *shared_groups(parts, Beside.of(cfg.data, task).group),
+        *duplicates.equal_rows(task, parts),
+        *duplicates.equal_texts(task, parts),
+        *duplicates.near_rows(task, rows, prints),
+        *duplicates.shared_groups(parts, Beside.of(cfg.data, task).group),
         *([] if predicted is None else label_errors(predicted)),
         *label_findings(checked.findings),
-        *cuts(histograms),
+        *sizes.cuts(histograms),
         *column_findings(subject.profile, used),
-        *sounds(rows, prints),
-        *foreign(task, parts, prints),
-        *uneven_lengths(task, parts),
-        *outliers(rows, lengths_of(task, rows, prints)),
-        *number_outliers(task, parts),
+        *sizes.sounds(rows, prints),
+        *sizes.foreign(task, parts, prints),
+        *sizes.uneven_lengths(task, parts),
+        *sizes.outliers(rows, sizes.lengths_of(task, rows, prints)),
+        *sizes.number_outliers(task, parts),
     ]
     labels = {name: dict(counts) for name, counts in checked.findings.labels.items()}
     suggested = []
@@ -103,10 +84,10 @@ def diagnose(request: Request, run: Path | None) -> Diagnosis:
     )
 
 
-def _histograms(cfg: Config, task: Task, train: Part, prints: list[Any]) -> Iterator[Histogram]:
+def _histograms(cfg: Config, task: Task, train: Part, prints: list[Any]) -> Iterator[sizes.Histogram]:
     if prints:
-        yield from file_histograms(task, prints)
-    yield from text_histograms(cfg, task, train)
+        yield from sizes.file_histograms(task, prints)
+    yield from sizes.text_histograms(cfg, task, train)
 
 
 def _bad_rows(subject: Subject) -> Iterator[Finding]:
@@ -122,7 +103,7 @@ ROUND = 16
 
 
 def _suggestions(
-    cfg: Config, findings: Sequence[Finding], labels: Mapping[str, int], histograms: Sequence[Histogram]
+    cfg: Config, findings: Sequence[Finding], labels: Mapping[str, int], histograms: Sequence[sizes.Histogram]
 ) -> Iterator[Suggestion]:
     """Yields changes that answer the findings, given the counts of the training labels."""
     kinds: dict[str, list[Finding]] = {}
@@ -171,7 +152,7 @@ def _balanced(cfg: Config, finding: Finding) -> Iterator[Suggestion]:
         yield Suggestion(["eval.metric_for_best_model=eval_f1_macro"], f"{said}: accuracy hardly sees the rare ones.")
 
 
-def _limits(each: Histogram, longest: float) -> Iterator[Suggestion]:
+def _limits(each: sizes.Histogram, longest: float) -> Iterator[Suggestion]:
     if not each.option or each.limit is None or not each.share_cut:
         return
     seconds = each.unit == "seconds"

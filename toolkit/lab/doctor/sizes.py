@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from operator import itemgetter
 from statistics import median
 from typing import Any
@@ -217,21 +218,18 @@ def foreign(task: Task, parts: Sequence[Part], prints: Sequence[Print | None]) -
 
 def uneven_lengths(task: Task, parts: Sequence[Part]) -> Iterator[Finding]:
     """Yields the rows of which one text is longer, if that is nearly always the same one of the task's two columns."""
-    if len(task.alike) != 2:
-        return
-    gaps = [
-        (part, row, len(one) - len(other))
-        for part in parts
-        for row, (one, other) in enumerate(zip(*(part.rows[name][:] for name in task.alike), strict=True))
-    ]
-    for (name, rest), sign in ((task.alike, 1), ((*task.alike,)[::-1], -1)):
-        longer = [(part, row, sign * gap) for part, row, gap in gaps if sign * gap > 0]
+    for name, rest in permutations(task.alike, 2):
+        gaps = [
+            (part, row, len(one) - len(other))
+            for part in parts
+            for row, (one, other) in enumerate(zip(part.rows[name][:], part.rows[rest][:], strict=True))
+        ]
+        longer = sorted((each for each in gaps if each[2] > 0), key=itemgetter(2), reverse=True)
         if len(gaps) >= LEAST_ROWS and len(longer) > (0.5 + max(0.1, 1.5 / math.sqrt(len(gaps)))) * len(gaps):
             said = (
                 f"{counted(len(longer), 'row')} of {len(gaps):,} ({len(longer) / len(gaps):.0%}) where {name} is "
                 f"longer than {rest}: a model can learn the length alone (task.length_normalized, or other rows)."
             )
-            longer.sort(key=itemgetter(2), reverse=True)
             places = [part.place(row) | {"value": f"{gap:,} characters"} for part, row, gap in longer]
             yield Finding("uneven_lengths", len(longer), said, places)
 

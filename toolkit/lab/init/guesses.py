@@ -226,10 +226,8 @@ def answers(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
 def both_answers(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:
     """Returns the longest prompt with an answer."""
     answers = [name for name in ("chosen", "rejected", "completion") if name in rows.column_names]
-    texts = (max((row[name] for name in answers), key=len) for row in rows)
-    return [
-        _truncation("max_length", [f"{row['prompt']} {text}" for row, text in zip(rows, texts, strict=True)], model)
-    ]
+    texts = [f"{row['prompt']} {max((row[name] for name in answers), key=len)}" for row in rows]
+    return [_truncation("max_length", texts, model)]
 
 
 def spans(rows: datasets.Dataset, model: Model, options: Any) -> list[Guess]:

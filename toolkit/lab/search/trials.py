@@ -23,15 +23,13 @@ from toolkit.checkpoint.store import latest
 from toolkit.config.keys import written
 from toolkit.config.source import Settings, Source
 from toolkit.lab.jobs.jobs import Trial as Job
-from toolkit.lab.jobs.jobs import run_trials
+from toolkit.lab.jobs.jobs import remove_model, run_trials
 from toolkit.lab.search.space import METHODS, overrides_of
 from toolkit.lab.search.study import ENVIRON, Book, Result, Search, counted, own_settings, result_of
 from toolkit.system.limits import threads_per_process
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
-
-    from toolkit.lab.search.study import Search
 
 
 RESULT_FILE = "result.json"
@@ -125,8 +123,8 @@ def _gpus(environ: Mapping[str, str]) -> list[str]:
 def lighten(folder: Path) -> None:
     """Removes the checkpoints and models of a finished trial; its logs stay."""
     run = RunFolder(folder / "run")
-    for each in (run.checkpoints, run.model, run.base, run.snapshots, run.processor):
-        shutil.rmtree(each, ignore_errors=True)
+    shutil.rmtree(run.checkpoints, ignore_errors=True)
+    remove_model(run)
 
 
 FAILURES = 3

@@ -28,6 +28,8 @@ CAUSAL = 1
 """The type of mask of the second kernel under which tokens attend to none after them."""
 
 Kernel = Literal["flash", "efficient", "together", "split"]
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values, each `[1, heads, tokens, size]`."""
 
 
 def attend(
@@ -66,19 +68,14 @@ def attend(
             position_bias=position_bias, **further,
         )  # fmt: skip
         return padded
-    return _flat_attention(query, key, value, packing, dropout, scaling, position_bias), None
+    return _flat_attention((query, key, value), packing, dropout, scaling, position_bias), None
 
 
 def _flat_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packing: Packing,
-    dropout: float,
-    scale: float | None,
-    position_bias: Tensor | None,
+    heads: Heads, packing: Packing, dropout: float, scale: float | None, position_bias: Tensor | None
 ) -> Tensor:
     """Returns `[1, N, heads, size]`; arguments as for `attend`."""
+    query, key, value = heads
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
@@ -91,16 +88,17 @@ def _flat_attention(
     kept = torch.get_autocast_dtype(device) if autocast else query.dtype
     kernel = choose(query.device, kept, dropout, plain, longest, query.shape[-1])
     short = device == "cpu" and kept in (torch.bfloat16, torch.float16) and longest <= LONGEST_IN_FLOAT32
-    query, key, value = (x.to(torch.float32 if short else kept) for x in (query, key, value))
+    dtype = torch.float32 if short else kept
+    heads = query.to(dtype), key.to(dtype), value.to(dtype)
     if kernel in ("flash", "efficient"):
         flat = _flash if kernel == "flash" else _efficient
-        return flat(query, key, value, packing, dropout, causal, scale)
+        return flat(heads, packing, dropout, causal, scale)
     bias = _bias(packing, position_bias, causal)
     if bias is not None and bias.dtype != torch.bool:
-        bias = bias.to(query.dtype)
+        bias = bias.to(dtype)
     compute = _together if kernel == "together" else _split
     with torch.autocast(device, enabled=False):
-        return compute(query, key, value, packing, bias, dropout, causal, scale).to(kept)
+        return compute(heads, packing, bias, dropout, causal, scale).to(kept)
 
 
 @cache
@@ -137,22 +135,6 @@ def gpu_kernel(
     return "split"
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None,
-    dropout: float,
-    is_causal: bool,
-    scale: float | None,
-) -> Tensor:
-    """Computes attention of one padded batch, or of one sequence; every sequence of `attend` passes through here."""
-    return nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale
-    )
-
-
 def _is_flat(packing: Packing, query: Tensor, key: Tensor) -> bool:
     sides = (packing.queries, query), (packing.keys, key)
     return all(heads.shape[0] == 1 and heads.shape[2] == rows.total for rows, heads in sides)
@@ -175,41 +157,28 @@ def _bias(packing: Packing, position_bias: Tensor | None, causal: bool) -> Tenso
 
 
 def _split(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packing: Packing,
-    bias: Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
+    heads: Heads, packing: Packing, bias: Tensor | None, dropout: float, causal: bool, scale: float | None
 ) -> Tensor:
     """Computes one sequence after the other; `split` has one gradient, where slices had one of full size each."""
     queries, keys = packing.queries.lengths, packing.keys.lengths
     parts = [
-        attention(
-            q, k, v, mask=None if bias is None else bias[..., :n, :m], dropout=dropout,
+        nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=None if bias is None else bias[..., :n, :m], dropout_p=dropout,
             is_causal=causal and bias is None, scale=scale,
         ).transpose(1, 2)
         for q, k, v, n, m in zip(
-            query.split(queries, 2), key.split(keys, 2), value.split(keys, 2), queries, keys, strict=True
+            *(side.split(sizes, 2) for side, sizes in zip(heads, (queries, keys, keys), strict=True)),
+            queries, keys, strict=True,
         )
     ]  # fmt: skip
     return torch.cat(parts, 1)
 
 
 def _together(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packing: Packing,
-    bias: Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
+    heads: Heads, packing: Packing, bias: Tensor | None, dropout: float, causal: bool, scale: float | None
 ) -> Tensor:
     """Computes all sequences in one call, padded to the longest."""
-    device = query.device
+    device = heads[0].device
     queries, keys = packing.queries.left, packing.keys.left
     rows, columns = queries.longest, keys.longest
     held = torch.tensor(packing.keys.lengths, device=device)
@@ -220,29 +189,25 @@ def _together(
         mask = mask & bias
     elif bias is not None:
         mask = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
-    sides = (queries, query), (keys, key), (keys, value)
-    padded = [side.put(x.transpose(1, 2).contiguous()).transpose(1, 2) for side, x in sides]
-    result = attention(*padded, mask=mask, dropout=dropout, is_causal=False, scale=scale)
+    sides = zip((queries, keys, keys), heads, strict=True)
+    query, key, value = (side.put(x.transpose(1, 2).contiguous()).transpose(1, 2) for side, x in sides)
+    compute = nn.functional.scaled_dot_product_attention
+    result = compute(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
     return queries.take(result.transpose(1, 2))
 
 
-def _flash(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float, causal: bool, scale: float | None
-) -> Tensor:
+def _flash(heads: Heads, packing: Packing, dropout: float, causal: bool, scale: float | None) -> Tensor:
     """Computes all sequences in one call, in 16 bits (Dao 2023, arXiv 2307.08691)."""
     result: Tensor = torch.ops.aten._flash_attention_forward(
-        *(x[0].transpose(0, 1) for x in (query, key, value)), *_sizes(packing, query.device), dropout, causal, False,
-        scale=scale,
+        *(x[0].transpose(0, 1) for x in heads), *_sizes(packing, heads[0].device), dropout, causal, False, scale=scale
     )[0]  # fmt: skip
     return result.unsqueeze(0)
 
 
-def _efficient(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float, causal: bool, scale: float | None
-) -> Tensor:
+def _efficient(heads: Heads, packing: Packing, dropout: float, causal: bool, scale: float | None) -> Tensor:
     """Computes all sequences in one call, in float32, without dropout (Rabe and Staats 2021, arXiv 2112.05682)."""
     result: Tensor = torch.ops.aten._efficient_attention_forward(
-        *(x.transpose(1, 2) for x in (query, key, value)), None, *_sizes(packing, query.device), dropout,
+        *(x.transpose(1, 2) for x in heads), None, *_sizes(packing, heads[0].device), dropout,
         CAUSAL if causal else 0, True, scale=scale,
     )[0]  # fmt: skip
     return result

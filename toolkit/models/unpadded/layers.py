@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +161,7 @@ def _crossing(given: Given, rows: Rows) -> Given:
         packing = Packing(keys, rows, False, None, {})
         return {CROSS_STATES: _encoded(packing, states), CROSS_MASK: packing}
     assert isinstance(packing, Packing), f"{CROSS_MASK} is a {type(packing).__name__}"
-    return {CROSS_STATES: _encoded(packing, states), CROSS_MASK: packing.crossed_by(rows)}
+    return {CROSS_STATES: _encoded(packing, states), CROSS_MASK: replace(packing, queries=rows)}
 
 
 def _encoded(packing: Packing, states: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -141,45 +141,18 @@ class Packing:
             self._taken[key] = padded, self.keys.take(padded)  # keeps `padded`, so that its id stays its own
         return self._taken[key][1]
 
-    def crossed_by(self, queries: Rows) -> Packing:
-        """Returns the packing of a decoder's tokens that attend to these."""
-        return replace(self, queries=queries)
 
-
-def packed_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int | Tensor = 0,
-    mask_function: Callable[..., Any] | None = None,
-    attention_mask: Tensor | None = None,
-    local_size: int | None = None,
-    allow_is_causal_skip: bool = True,
-    allow_is_bidirectional_skip: bool = False,
-    **further: Any,
-) -> Packing | Tensor | None:
+def packed_mask(**arguments: Any) -> Packing | Tensor | None:
     """Returns a `Packing` for a batch with padding, else transformers' mask; arguments are those of `sdpa_mask`."""
     from transformers.masking_utils import sdpa_mask
 
-    arguments = {
-        "batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "q_offset": q_offset,
-        "kv_offset": kv_offset, "mask_function": mask_function, "attention_mask": attention_mask,
-        "local_size": local_size, "allow_is_causal_skip": allow_is_causal_skip,
-        "allow_is_bidirectional_skip": allow_is_bidirectional_skip, **further,
-    }  # fmt: skip
-    plain = allow_is_causal_skip != allow_is_bidirectional_skip and not further.get("use_vmap")
-    if (
-        plain
-        and attention_mask is not None
-        and attention_mask.shape == (batch_size, kv_length)
-        and _is_zero(q_offset)
-        and _is_zero(kv_offset)
-    ):
-        rows = Rows.of(attention_mask.bool())
+    mask, causal = arguments.get("attention_mask"), arguments.get("allow_is_causal_skip", True)
+    plain = causal != arguments.get("allow_is_bidirectional_skip", False) and not arguments.get("use_vmap")
+    begins = all(_is_zero(arguments.get(name, 0)) for name in ("q_offset", "kv_offset"))
+    if plain and begins and mask is not None and mask.shape == (arguments["batch_size"], arguments["kv_length"]):
+        rows = Rows.of(mask.bool())
         if rows is not None and rows.is_padded:
-            window = _window(arguments, max(rows.lengths))
-            return Packing(rows, rows, allow_is_causal_skip, window, arguments)
+            return Packing(rows, rows, causal, _window(arguments, max(rows.lengths)), arguments)
     return sdpa_mask(**arguments)
 
 
@@ -202,7 +175,7 @@ def _window(arguments: dict[str, Any], longest: int) -> Tensor | None:
     """Returns the window of local attention, if a row is longer than it."""
     from transformers.masking_utils import sdpa_mask
 
-    size = arguments["local_size"]
+    size = arguments.get("local_size")
     if size is None or longest <= size:
         return None
     alone = {"batch_size": 1, "attention_mask": None, "allow_is_causal_skip": False}

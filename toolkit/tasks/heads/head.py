@@ -73,7 +73,7 @@ class Head(ABC):
     def __init__(self, options: Any) -> None:
         self.options = options
         self.names = plain_map(options.label_map)
-        self.state = {"labels": options.labels}
+        self.state = {"labels": options.labels} | ({"class_weights": None} if self.has_probabilities else {})
 
     @property
     def scores(self) -> Sequence[Score]:

@@ -49,10 +49,6 @@ class MultiLabel(Head):
     threshold, decision_rules = THRESHOLD, tuple(RULES)
     overall, per_label = (*MULTI_LABEL, *RANKING), PER_LABEL
 
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self.state["class_weights"] = None
-
     def feature(self) -> Any:
         from datasets import List, Value
 

@@ -44,10 +44,6 @@ class SingleLabel(Head):
     decision_rules = ("precision", "sets")
     overall, per_label = (*CLASSIFICATION, *RANKING), PER_CLASS
 
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self.state["class_weights"] = None
-
     def feature(self) -> Any:
         from datasets import Value
 
