@@ -127,3 +127,13 @@ def test_the_word_errors_of_speakers_that_were_never_heard() -> None:
         expected = ", ".join(f"{rate:.2f}" for rate in case["scores"]["spoken_digits.yaml"])
         assert f"| {name} | {expected} |" in text
     assert f"a training takes {round(cases['theo']['seconds_min'] / 60)} minutes" in text
+
+
+def test_the_bytes_of_shards_are_those_of_the_plan() -> None:
+    cases = read(RESULTS / "sharding.json")["cases"]
+    for name, case in cases.items():
+        assert abs(case["planned"] / case["counted"] - 1) <= 0.1, name
+        assert abs(case["planned_sent"] / case["sent"] - 1) <= 0.01, name
+    for processes, most in ((2, 0.6), (4, 0.4)):
+        own, all_of_it = (cases[f"{kind}, {processes} processes, 4 x bf16"]["counted"] for kind in ("FSDP2", "DDP"))
+        assert own <= most * all_of_it
