@@ -97,7 +97,9 @@ class Plan:
 
     def _load(self, more: Sequence[str]) -> Config:
         request = self.request
-        return load_settings(request.task_type, request.config, [*request.overrides, *more]).config
+        # The files were checked with the request; without them, a split that is invalid is not examined further.
+        changed = [*request.overrides, *more]
+        return load_settings(request.task_type, request.config, changed, check_files=False).config
 
     def _calibrate(self, footprint: Footprint) -> Generator[Block, None, Correction]:
         """Measures steps on this machine, yields what they say, and returns the correction of the plan."""
