@@ -74,9 +74,9 @@ class Sharded(Split):
         }
         precise, layers, groups = {**options}, layers_of(model), sharing_modules(model)
         if self.cfg.train.mixed_precision == "bf16":
-            norms = norms_of(model)
-            deliver(norms)
-            fully_shard(norms, **precise | {"reshard_after_forward": False})
+            if norms := norms_of(model):
+                deliver(norms)
+                fully_shard(norms, **precise | {"reshard_after_forward": False})
             keep_stream(model, filter(only_products, layers))
             # Autocast stays, for what must be float32; with it alone, each layer would keep its weights in 16 bits.
             options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
