@@ -174,9 +174,9 @@ def _truncated(rows: Sequence[Compared]) -> list[Compared]:
 
 
 def require_greedy(run: TrainedRun) -> None:
-    """Raises InputError if a run does not answer prompts, or not by the likeliest token."""
-    if not run.task.has("prompt_ids"):
-        raise InputError("--endpoint: this run does not answer prompts; it is for causal language models")
+    """Raises InputError if a run is no causal language model, or does not answer by the likeliest token."""
+    if not (run.task.has("prompt_ids") and run.task.predicts_tokens):
+        raise InputError("--endpoint: is for causal models of the recipe language_modeling, which this run is not")
     settings = run.task.options.generation
     if settings.get("do_sample") or settings.get("num_beams", 1) != 1:
         raise InputError("--endpoint: the run samples or uses beams, which cannot be compared; add task.generation={}")

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import torch
 from commands import run_command
 from fastapi.testclient import TestClient
-from runs import train
+from runs import ROOT, train
 
 import toolkit
 from toolkit.base.files import read_json
@@ -134,6 +135,17 @@ def test_answers_that_differ_where_two_tokens_are_as_likely_pass(folders, monkey
     with served(folders / "other") as url:
         code, found = evaluated(folders, url)
     assert (code, set(found["causes"])) == (0, {"precision"})
+
+
+def test_other_runs_are_rejected(folders, tmp_path, capsys):
+    few = ("train.max_steps=1", "data.max_train_samples=12", "data.max_eval_samples=5", "eval.eval_on_start=false")
+    train("preference/smoke", tmp_path / "run", *few, "tracking.count_memory=true")
+    assert read_json(tmp_path / "run" / "run.json")["result"]["counted_peak_bytes"] == [0]  # there was no second step
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    rows = ROOT / "recipes/data/preference/validation.jsonl"
+    with served(folders / "chat") as url:
+        assert run_command("evaluate", tmp_path / "run", "--data", rows, "--endpoint", url) == 2
+    assert "is for causal models of the recipe language_modeling" in " ".join(capsys.readouterr().err.split())
 
 
 def test_addresses_and_models_that_do_not_fit_are_named(folders, capsys):

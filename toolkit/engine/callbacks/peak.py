@@ -72,7 +72,8 @@ class CountedPeak(Callback):
     def after_step(self, record: Mapping[str, float]) -> None:
         """Begins to count."""
         device = self.training.run.accelerator.device
-        if self._peak or self._ledger is not None:
+        self._end()  # where the second step had no update
+        if self._peak or self.training.over:
             return
         if device.type != "cpu":
             self._peak = torch.accelerator.max_memory_allocated(device)
@@ -85,10 +86,14 @@ class CountedPeak(Callback):
 
     def before_update(self) -> None:
         """Ends it."""
-        if self._ledger is not None and not self._peak:
+        self._end()
+
+    def _end(self) -> None:
+        if self._ledger is not None:
             self._ledger.__exit__(None, None, None)
-            self._peak = self._ledger.peak
+            self._peak, self._ledger = self._ledger.peak, None
 
     def final_metrics(self) -> dict[str, Any]:
-        """Returns the peaks, by process."""
+        """Returns the peaks, by process; 0 without a second step."""
+        self._end()
         return {"counted_peak_bytes": objects_of_all(self._peak)}
