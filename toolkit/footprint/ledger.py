@@ -172,6 +172,8 @@ class Ledger(TorchDispatchMode):
         self.recomputed = 0
         """Part of `flops` that recomputes the forward pass during the backward pass."""
         self.total = self.peak = 0
+        self.phases: list[Counter[str]] = []
+        """Allocated bytes by kind at the peak of each phase that has ended."""
         self._kinds: dict[int, list[Any]] = {}
         self._naming = WORKING
         self._guess = self._recomputing = False
@@ -275,6 +277,11 @@ class Ledger(TorchDispatchMode):
             yield
         finally:
             self._recomputing = False
+
+    def end_phase(self) -> None:
+        """Keeps the peak of a phase, and starts the next one."""
+        self.phases.append(self.at_peak)
+        self.reset_peak()
 
     def reset_peak(self) -> None:
         """Resets the peak to the memory that is allocated now."""

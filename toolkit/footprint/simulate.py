@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,6 +106,9 @@ class Layers:
         largest = max(outer.values(), default=0)
         self.modules = [layer for parts in lists if outer.get(id(parts), -1) >= SHARE * largest for layer in parts]
         self.parameters, self.boundary, self.crossing = max(map(_bytes, self.modules), default=0), 0, 0
+        self.sizes = [[_bytes(layer), _bytes(layer, trained=True)] for layer in self.modules]
+        middle = self.modules[len(self.modules) // 2 :][:1]
+        self.trained_in_the_middle = [p for layer in middle for p in layer.parameters() if p.requires_grad]
         self._seen: set[int] = set()
         for layer in self.modules:
             layer.register_forward_hook(self._record)
@@ -116,8 +121,8 @@ class Layers:
             self.crossing += first.numel() * first.element_size()
 
 
-def _bytes(module: nn.Module) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+def _bytes(module: nn.Module, trained: bool = False) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad or not trained)
 
 
 class OffloadedActivations(saved_tensors_hooks):
@@ -177,12 +182,60 @@ class Subject:
         return num_micro_batches(self.cfg.train, self.rows)
 
 
+DEEP, FEW = 12, (2, 4)
+"""Models with more layers than `DEEP` are simulated with a few of them."""
+
+
 def simulate(subject: Subject) -> Footprint:
     """Simulates one training step without allocating memory, and returns the memory it would need.
 
-    Of a window with several micro-batches the last one is simulated, when the gradients of the others exist. Raises
-    InputError if the step cannot be simulated, for instance because the model reads values of its tensors.
+    Of a window with several micro-batches the last one is simulated, when the gradients of the others exist. A deep
+    model of equal layers is simulated with few layers: what a step needs is linear in their number. Raises InputError
+    if the step cannot be simulated, for instance because the model reads values of its tensors.
     """
+    depth = _depth(subject)
+    if depth is not None:
+        few, more = (_counts(replace(subject, config=_shallow(subject.config, depth, size))) for size in FEW)
+        if [*few["sizes"], *more["sizes"]] == more["sizes"][:1] * sum(FEW):
+            return _footprint(_extended(few, more, depth))
+    return _footprint(_counts(subject))
+
+
+def _depth(subject: Subject) -> int | None:
+    """Returns the number of layers of a deep model whose layers are used alike, as far as its settings say."""
+    config, model = subject.config, subject.cfg.model
+    depth = getattr(config, "num_hidden_layers", None)
+    if not isinstance(depth, int) or depth <= DEEP or getattr(config, "is_encoder_decoder", False):
+        return None
+    each = [value for value in vars(config).values() if isinstance(value, list) and len(value) == depth]
+    named = model.unfreeze or isinstance(model.freeze, list) and model.freeze or model.peft.target_modules != "auto"
+    recomputed = subject.cfg.train.activation_checkpointing
+    alike = recomputed in ("none", "full", "selective") and all(value == value[:1] * depth for value in each)
+    return depth if alike and not named else None
+
+
+def _shallow(config: PreTrainedConfig, depth: int, size: int) -> PreTrainedConfig:
+    config = copy.deepcopy(config)
+    for name, value in vars(config).items():
+        if isinstance(value, list) and len(value) == depth:
+            setattr(config, name, value[:size])
+    config.num_hidden_layers = size
+    return config
+
+
+def _extended(few: Any, more: Any, depth: int) -> Any:
+    """Returns what `depth` layers need, from what the numbers of layers `FEW` do."""
+    if isinstance(few, Mapping):
+        return {key: _extended(few.get(key, 0), more.get(key, 0), depth) for key in {**few, **more}}
+    if isinstance(few, list) and len(few) == len(more):
+        return [_extended(*pair, depth) for pair in zip(few, more, strict=True)]
+    if isinstance(few, list):  # a number for each layer
+        return [more[0], *more[1:2] * (depth - 2), more[-1]]
+    return more + (more - few) * (depth - FEW[1]) // (FEW[1] - FEW[0])
+
+
+def _counts(subject: Subject) -> dict[str, Any]:
+    """Simulates a step; returns what is linear in the number of layers, with the peak of each phase by kind."""
     window = subject.window
     with _quiet(), without_memory() as ledger, fused_attention() if subject.fused_attention else nullcontext():
         try:
@@ -191,8 +244,10 @@ def simulate(subject: Subject) -> Footprint:
             if window > 1:
                 _allocate_gradients(model, ledger)
             layers, cuts = Layers(model), Cuts(model)
+            for parameter in islice(layers.trained_in_the_middle, 1):
+                parameter.register_post_accumulate_grad_hook(lambda _: ledger.end_phase())
             passed = _pass(subject, model, batch, ledger)
-            peak, at_peak = ledger.peak, ledger.at_peak
+            ledger.end_phase()
             train, preset = subject.cfg.train, PRESETS[subject.cfg.train.optim]
             optim: Any = preset.unpaged or train.optim  # paging needs a GPU
             state, lasting, step_peak = _update(model, replace(train, optim=optim), ledger)
@@ -207,16 +262,26 @@ def simulate(subject: Subject) -> Footprint:
         waiting = held * (window - 1) if subject.device.type == "cpu" and not subject.fused_attention else 0
         # An optimizer that updates all weights together, as on a GPU, needs temporary memory of their size.
         step_peak += copies + waiting + (gradients if subject.fused_attention and preset.foreach else 0)
-        return Footprint(
-            parameters=at_peak["parameters"], buffers=at_peak["buffers"], gradients=gradients, optimizer_state=state,
-            copies=copies, **passed, batch=held + waiting,
-            working=max(0, at_peak["working"] + sum(at_peak[kind] - passed[kind] for kind in KEPT)),
-            gradients_at_peak=at_peak["gradients"], peak=max(peak + lasting + copies + waiting, step_peak),
-            step_peak=step_peak, trained=sum(p.numel() for p in parameters),
-            total=sum(p.numel() for p in model.parameters()), rows=subject.rows, layers=len(layers.modules),
-            layer_parameters=layers.parameters or at_peak["parameters"],
-            boundary=layers.boundary, crossing=layers.crossing, **cuts.figures,
-        )  # fmt: skip  # fmt: skip
+        return {
+            "sizes": layers.sizes, "phases": ledger.phases, "lasting": lasting + copies + waiting,
+            "gradients": gradients, "optimizer_state": state, "copies": copies, **passed, "batch": held + waiting,
+            "step_peak": step_peak, "trained": sum(p.numel() for p in parameters),
+            "total": sum(p.numel() for p in model.parameters()), "rows": subject.rows, "layers": len(layers.modules),
+            "layer_parameters": layers.parameters, "boundary": layers.boundary, "crossing": layers.crossing,
+            **cuts.figures,
+        }  # fmt: skip
+
+
+def _footprint(counts: dict[str, Any]) -> Footprint:
+    lasting, phases = counts.pop("lasting"), counts.pop("phases")
+    del counts["sizes"]
+    at_peak = Counter(max(phases, key=lambda phase: sum(phase.values())))
+    counts["layer_parameters"] = counts["layer_parameters"] or at_peak["parameters"]
+    return Footprint(
+        **counts, parameters=at_peak["parameters"], buffers=at_peak["buffers"],
+        working=max(0, at_peak["working"] + sum(at_peak[kind] - counts[kind] for kind in KEPT)),
+        gradients_at_peak=at_peak["gradients"], peak=max(at_peak.total() + lasting, counts["step_peak"]),
+    )  # fmt: skip
 
 
 def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
