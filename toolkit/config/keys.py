@@ -6,7 +6,7 @@ import dataclasses
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cache
 from types import NoneType
 from typing import Any, cast, get_type_hints
@@ -171,6 +171,17 @@ def _value(settings: Settings, text: str, key: Key, hint: Any, source: Source) -
         settings.report(key, f"no value after '=', expected {expected(hint)}", source)
         return False, None
     return True, None if text == "null" and NoneType in members(hint) else text
+
+
+def with_values(config: sections.Config, overrides: Sequence[str]) -> sections.Config:
+    """Returns a configuration with overrides of sections' fields that are known to be valid."""
+    parser = YAML(typ="safe", pure=True)
+    for text in overrides:
+        key, _, value = text.partition("=")
+        section, name = key.split(".")
+        changed = replace(getattr(config, section), **{name: parser.load(value)})
+        config = replace(config, **{section: changed})
+    return config
 
 
 def written(settings: Mapping[str, Any]) -> list[str]:

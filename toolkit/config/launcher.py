@@ -11,6 +11,7 @@ from toolkit.config.keys import _hints
 from toolkit.config.messages import Key, choices, show
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.config.source import Settings, Source
+from toolkit.config.train import ParallelConfig
 
 LAUNCHER: dict[str, tuple[str, str, Any]] = {
     "mixed_precision": ("ACCELERATE_MIXED_PRECISION", "no", "no"),
@@ -95,13 +96,9 @@ def divide_window(config: Config, settings: Settings, environ: Mapping[str, str]
     rows, steps = train.global_batch_size, train.gradient_accumulation_steps
     if rows is None:
         return replace(config, train=replace(train, per_device_train_batch_size=train.micro_batch))
-    ranks = max(1, int(environ.get("WORLD_SIZE", "1")) // (parallel.tensor * parallel.pipeline))
-    part = -(-rows // ranks)
-    share = -(-part // parallel.pipeline)
-    if -(-part // share) < parallel.pipeline:  # 9 rows are 3 micro-batches of 3 rows, but a pipeline has 4 stages
-        share = max(1, part // parallel.pipeline)
-    batch = min(train.per_device_train_batch_size or share, part)
-    found = -(-part // batch)
+    processes = int(environ.get("WORLD_SIZE", "1"))
+    divided, ranks = with_processes(config, processes), data_ranks(parallel, processes)
+    batch, found = divided.train.micro_batch, divided.train.accumulation
     if rows < ranks:
         settings.report(
             ("train", "global_batch_size"),
@@ -114,7 +111,26 @@ def divide_window(config: Config, settings: Settings, environ: Mapping[str, str]
             f"received {steps}, but the {rows} rows of a step (train.global_batch_size) take {found} with {ranks} x "
             f"{batch} rows at once (data ranks x train.per_device_train_batch_size); set it to null",
         )
-    return replace(config, train=replace(train, per_device_train_batch_size=batch, gradient_accumulation_steps=found))
+    return divided
+
+
+def data_ranks(parallel: ParallelConfig, processes: int) -> int:
+    """Returns the number of processes, or groups of them, that read different rows."""
+    return max(1, processes // (parallel.tensor * parallel.pipeline))
+
+
+def with_processes(config: Config, processes: int) -> Config:
+    """Returns settings whose `train.global_batch_size`, if any, is divided over a number of processes."""
+    train, parallel = config.train, config.parallel
+    if train.global_batch_size is None:
+        return config
+    part = -(-train.global_batch_size // data_ranks(parallel, processes))
+    share = -(-part // parallel.pipeline)
+    if -(-part // share) < parallel.pipeline:  # 9 rows are 3 micro-batches of 3 rows, but a pipeline has 4 stages
+        share = max(1, part // parallel.pipeline)
+    batch = min(train.per_device_train_batch_size or share, part)
+    steps = -(-part // batch)
+    return replace(config, train=replace(train, per_device_train_batch_size=batch, gradient_accumulation_steps=steps))
 
 
 def _translate_fsdp(settings: Settings, environ: Mapping[str, str]) -> None:

@@ -66,6 +66,8 @@ class Footprint:
     layer_parameters: int  # bytes of the largest layer, or of all weights without layers
     boundary: int  # bytes of the largest output of a layer, 0 if unknown
     crossing: int  # bytes of the outputs of all layers
+    # bytes by kind at the peak of each half of the two passes: until the middle layer's backward pass, and after it
+    phases: Sequence[Mapping[str, int]] = ()
     largest: int = 0  # bytes of the largest weight, whose state ZeRO-1 does not divide
     single_rows: int = 0  # bytes of the weights that have one row, and so cannot be sharded
     tensor_parameters: int = 0  # bytes of the weights that tensor parallelism splits, 0 if it has no plan for the model
@@ -208,7 +210,7 @@ def _depth(subject: Subject) -> int | None:
     if not isinstance(depth, int) or depth <= DEEP or getattr(config, "is_encoder_decoder", False):
         return None
     each = [value for value in vars(config).values() if isinstance(value, list) and len(value) == depth]
-    named = model.unfreeze or isinstance(model.freeze, list) and model.freeze or model.peft.target_modules != "auto"
+    named = model.unfreeze or (isinstance(model.freeze, list) and model.freeze) or model.peft.target_modules != "auto"
     recomputed = subject.cfg.train.activation_checkpointing
     alike = recomputed in ("none", "full", "selective") and all(value == value[:1] * depth for value in each)
     return depth if alike and not named else None
@@ -263,8 +265,8 @@ def _counts(subject: Subject) -> dict[str, Any]:
         # An optimizer that updates all weights together, as on a GPU, needs temporary memory of their size.
         step_peak += copies + waiting + (gradients if subject.fused_attention and preset.foreach else 0)
         return {
-            "sizes": layers.sizes, "phases": ledger.phases, "lasting": lasting + copies + waiting,
-            "gradients": gradients, "optimizer_state": state, "copies": copies, **passed, "batch": held + waiting,
+            "sizes": layers.sizes, "phases": [dict(phase) for phase in ledger.phases],
+            "lasting": lasting + copies + waiting, "gradients": gradients, "optimizer_state": state, "copies": copies, **passed, "batch": held + waiting,
             "step_peak": step_peak, "trained": sum(p.numel() for p in parameters),
             "total": sum(p.numel() for p in model.parameters()), "rows": subject.rows, "layers": len(layers.modules),
             "layer_parameters": layers.parameters, "boundary": layers.boundary, "crossing": layers.crossing,
@@ -273,9 +275,9 @@ def _counts(subject: Subject) -> dict[str, Any]:
 
 
 def _footprint(counts: dict[str, Any]) -> Footprint:
-    lasting, phases = counts.pop("lasting"), counts.pop("phases")
+    lasting = counts.pop("lasting")
     del counts["sizes"]
-    at_peak = Counter(max(phases, key=lambda phase: sum(phase.values())))
+    at_peak = Counter(max(counts["phases"], key=lambda phase: sum(phase.values())))
     counts["layer_parameters"] = counts["layer_parameters"] or at_peak["parameters"]
     return Footprint(
         **counts, parameters=at_peak["parameters"], buffers=at_peak["buffers"],

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -18,12 +17,13 @@ from toolkit.api.batch import IGNORE_INDEX
 from toolkit.base.console import format_bytes
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.commands.cli import main
+from toolkit.config.keys import with_values
 from toolkit.config.sections import ModelConfig, ParallelConfig
 from toolkit.footprint.predict import stretched, with_rows
 from toolkit.footprint.simulate import Footprint, simulate
 from toolkit.lab.plan import report
-from toolkit.lab.plan.estimates import Estimate, Planner, estimated, fitting_splits, scaling
-from toolkit.lab.plan.fit import smallest_fit
+from toolkit.lab.plan.estimates import Estimate, estimated, scaling
+from toolkit.lab.plan.fit import Planner, fitting_splits, smallest_fit
 from toolkit.lab.plan.measure import Correction, Measured, fitted, serial_seconds
 from toolkit.lab.plan.report import parse_bytes, show_flops
 from toolkit.recipe import load_settings, load_task_type
@@ -36,6 +36,7 @@ ADAM = Footprint(
     parameters=4000, buffers=0, gradients=4000, optimizer_state=8000, copies=0, weight_copies=0, activations=900,
     logits=0, batch=0, working=0, gradients_at_peak=1000, peak=14000, step_peak=16000, trained=1000, total=1000,
     flops=10**6, recomputed=0, rows=4, layers=8, layer_parameters=500, boundary=10, crossing=70,
+    phases=({"parameters": 4000, "gradients": 1000, "activations": 900, "working": 100},),
 )  # fmt: skip
 
 
@@ -127,7 +128,7 @@ def test_stages_follow_their_formulas() -> None:
     assert found.parameters == max(800 + 1500, 1500 + 400)
     assert found.sent == 10 * 4 + 200, "the mean of two processes: one sends forward, the other one backward"
     assert math.isclose(costs(f, 3, parallel={"pipeline": 3}).speed, 3 * 4 / (4 + 2))
-    high = replace(f, peak=30000)
+    high = replace(f, phases=({"activations": 900, "working": 30000},))
     early, late = (costs(high, 2, parallel={"pipeline": 2, "schedule": name}).peak for name in ("1f1b", "gpipe"))
     assert late - early == 900 * (4 - 2) / 2, "activations of four micro-batches, and not of two"
     chunks = costs(f, 2, parallel={"pipeline": 2, "schedule": "interleaved_1f1b"})
@@ -140,24 +141,48 @@ def test_stages_follow_their_formulas() -> None:
     assert found.sent == 10 * 4 + 200 + 90 * 4 / 2 + 2 * 1 / 2 * stages
 
 
-def test_splits_that_fit_send_the_least_first() -> None:
-    task: Any = SimpleNamespace(auto_model=lambda config: "AutoModelForSequenceClassification")
-    planner = Planner(replace(ADAM, **LAYERS), task, settings(gradient_accumulation_steps=1), 4, loaded)
-    found = fitting_splits(planner, 10**6, lambda each: each.peak)
-    names = [split.name for split in found.fitting]
-    assert {"DDP", "zero_stage=1", "fsdp=4", "fsdp=4 offload=true", "replicas=2 pipeline=2"} <= set(names)
-    plain = [split for split in found.fitting if "offload=true" not in split.name]
+SIX = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "vocab_size": 400}
+
+
+def test_splits_that_fit_are_sorted_by_time() -> None:
+    planned = subject("bert", rows=2, gradient_accumulation_steps=2)
+    planned.config.update({name: SIX[name] for name in ("num_hidden_layers", "num_attention_heads")})
+    planner = Planner(planned, 8, loaded)
+    splits = planner.splits()
+    found = fitting_splits([((), splits)], 10**9, lambda each: each.memory)
+    assert {"DDP", "ZeRO-1", "FSDP2 (ZeRO-3)", "FSDP2, offload", "HSDP", "2D", "3D"} <= {
+        split.name for split in found.fitting
+    }
+    plain = [split for split in found.fitting if "offload" not in split.name]
     assert found.fitting[: len(plain)] == plain
-    assert [split.sent for split in plain] == sorted(split.sent for split in plain)
-    (piped,) = (split for split in plain if split.name == "pipeline=4")
-    assert "train.gradient_accumulation_steps=4" in piped.overrides, "the rows of a step stay the same"
+    assert [split.seconds for split in plain] == sorted(split.seconds for split in plain)
+    for split in plain:
+        assert math.prod(split.sizes.values()) == 8
+        stages, ranks = split.sizes["pipeline"], split.sizes["replicas"] * split.sizes["fsdp"]
+        window = 32 // ranks // 2  # micro-batches of two rows: the rows of a step stay the same
+        assert split.waiting == pytest.approx((stages - 1) / (window + stages - 1))
     assert found.smallest.memory == min(split.memory for split in found.fitting)
-    few = fitting_splits(planner, found.smallest.memory, lambda each: each.peak)
-    assert few.fitting
+    few = fitting_splits([((), splits)], found.smallest.memory, lambda each: each.memory)
     assert {split.memory for split in few.fitting} == {found.smallest.memory}
-    none = fitting_splits(planner, 1, lambda each: each.peak)
+    none = fitting_splits([((), splits), (("train.mixed_precision=bf16",), splits)], 1, lambda each: each.memory)
     assert not none.fitting
-    assert "No split over 4 devices of 1 B" in next(report.split_blocks(none, 4, 1)).text
+    assert "No split over 8 devices of 1 B" in next(report.split_blocks(none, 8, 1)).text
+    choices = [((), splits), (("train.optim=adafactor",), [replace(splits[-1], memory=0)])]
+    (blocks, table) = list(report.split_blocks(fitting_splits(choices, 1, lambda each: each.memory), 8, 1))[:2]
+    assert "these do with train.optim=adafactor" in blocks.text
+    assert len(table.rows) == 1
+
+
+def test_strategies_have_the_fastest_hybrid_and_3d_split() -> None:
+    planned = subject("bert", rows=2, gradient_accumulation_steps=2)
+    planned.config.update({name: SIX[name] for name in ("num_hidden_layers", "num_attention_heads")})
+    planner = Planner(planned, 8, loaded)
+    splits = planner.splits()
+    found, refused = planner.strategies(splits)
+    for name in ("HSDP", "3D"):
+        (row,) = (each for each in found if each.name == name)
+        assert row.seconds == min(split.seconds for split in splits if split.name == name)
+    assert "needs at least 8 layers" in refused["pipeline, 1F1B"]
 
 
 def loaded(overrides: Sequence[str]) -> Any:
@@ -165,11 +190,36 @@ def loaded(overrides: Sequence[str]) -> Any:
     named = dict(text.split("=") for text in overrides)
     if "parallel.fsdp" in named and "parallel.pipeline" in named:
         raise ConfigError(["refused"])
-    sizes = {key.removeprefix("parallel."): json.loads(named[key]) for key in named if key.startswith("parallel.")}
-    window = int(named.get("train.gradient_accumulation_steps", 1))
-    cfg = settings(gradient_accumulation_steps=window)
-    model = {"model_type": "bert", "num_hidden_layers": 6, "num_attention_heads": 4, "hidden_size": 8}
-    return replace(cfg, parallel=ParallelConfig(**sizes), model=ModelConfig(from_config=model))
+    cfg = settings(gradient_accumulation_steps=2, per_device_train_batch_size=2)
+    cfg = replace(cfg, model=ModelConfig(from_config=SIX))
+    return with_values(cfg, overrides)
+
+
+@pytest.mark.parametrize("switches", [
+    {}, {"mixed_precision": "bf16", "activation_checkpointing": "full"}, {"activation_checkpointing": "selective"},
+    {"optim": "adafactor", "gradient_accumulation_steps": 2},
+])  # fmt: skip
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_few_layers_say_what_many_need(kind, switches, monkeypatch) -> None:
+    planned = subject(kind, rows=2, **switches)
+    planned.config.num_hidden_layers = 17
+    found = asdict(simulate(planned))
+    monkeypatch.setattr("toolkit.footprint.simulate.DEEP", 17)
+    whole = asdict(simulate(planned))
+    assert found["stage_layers"] == whole["stage_layers"]
+    assert found["stage_costs"] == whole["stage_costs"]
+    for name in ("peak", "step_peak", "activations", "parameters", "optimizer_state", "flops", "recomputed", "working"):
+        assert found[name] == pytest.approx(whole[name], rel=1e-3), name
+
+
+def test_layers_that_differ_are_all_simulated(monkeypatch) -> None:
+    planned = subject("llama", rows=2)
+    planned.config.num_hidden_layers = 14
+    planned.config.layer_types = ["full_attention"] * 13 + ["sliding_attention"]
+    asked = []
+    monkeypatch.setattr("toolkit.footprint.simulate._shallow", lambda *given: asked.append(given))
+    assert simulate(planned).layers == 14
+    assert not asked
 
 
 def test_scaling_is_that_of_amdahl_and_gustafson() -> None:
@@ -293,13 +343,12 @@ def test_the_command_says_it_in_80_columns(capsys, tmp_path, monkeypatch) -> Non
         "peak of a step",
         "FSDP2 (ZeRO-3)",
         "needs at least 4 layers",
-        "It fits 600 MiB as it",
         "Splits that fit 4 x 600 MiB",
         "Settings of the first:",
     ):
         assert words in out
     found = json.loads((tmp_path / "plan.json").read_text())
-    assert found["fit"]["fits"]
+    assert found["splits"]["fitting"]
     assert found["footprint"]["rows"] == 8
     assert "inputs of this task" not in out
 

@@ -3,21 +3,15 @@
 Sources: all-reduces, which send twice the share of `share_sent` (Patarasuk and Yuan 2009); local SGD (Stich 2018, arXiv
 1805.09767); ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), whose third stage is FSDP (Zhao et al. 2023, arXiv
 2304.11277); tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053); pipelines (Huang et al. 2018, arXiv 1811.06965)
-in the order 1F1B (Narayanan et al. 2020, arXiv 2006.09503).
+in the order 1F1B (Narayanan et al. 2020, arXiv 2006.09503). Times are those of the machines `MACHINE`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
-from math import prod
+from functools import cache
 
 from toolkit.api.mesh import Mesh
-from toolkit.api.task import Task
-from toolkit.base.errors import ConfigError
-from toolkit.checks.check import Case
-from toolkit.checks.model import pipeline_problems, tensor_problems
 from toolkit.config.sections import Config
 from toolkit.data.batching.budget import num_micro_batches
 from toolkit.distributed.exchange import share_sent
@@ -25,7 +19,27 @@ from toolkit.distributed.pipeline.partition import partition
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES
 from toolkit.distributed.tensor.vocabulary import divides
 from toolkit.footprint.simulate import Footprint
-from toolkit.lab.jobs.strategies import Technique, offloaded, plain_settings, techniques, window_settings
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices and links that times are estimated for."""
+
+    name: str
+    devices: int  # number of devices in a machine
+    flops: float  # operations per second of a device with 16-bit matrices
+    flops_of_tf32: float  # the same with TensorFloat32
+    flops_of_float32: float  # the same in float32
+    reached: float  # share of them that training reaches
+    inside: float  # bytes per second that a device sends to others of its machine
+    outside: float  # bytes per second that a device sends to another machine
+    to_cpu: float  # bytes per second between a device and the CPU's memory
+
+
+MACHINE = Machine("DGX A100", 8, 312e12, 156e12, 19.5e12, 0.5, 300e9, 25e9, 32e9)
+"""Sources: NVIDIA's data sheets of the A100 80 GB SXM (operations; half of NVLink's 600 GB/s and of PCIe's 64 GB/s,
+which count both directions) and of the DGX A100 (eight 200 Gbit/s links); training GPT-3 reached 52 % of the operations
+(Narayanan et al. 2021, arXiv 2104.04473)."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,8 @@ class Estimate:
     states: int  # bytes that it holds between two steps
     sent: int  # bytes that a process sends per step, on average over processes
     speed: float  # rows per second relative to one device, if communication took no time
+    waiting: float  # share of a step in which a stage of a pipeline waits
+    seconds: float  # time of a step on `MACHINE`
 
     @property
     def passing(self) -> int:
@@ -56,22 +72,46 @@ def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
     accumulated = replica if window > 1 and not _synced(cfg) else own
     spared = f.activations - _activations(f, mesh, parallel.schedule, window)
     held = (0.0, accumulated if window > 1 else 0.0, 0.0) if parallel.offload else (own, accumulated, state)
-    chunks, logits = _chunks(parallel.schedule, mesh), f.logits / _vocabulary(f, mesh)
+    chunks = _chunks(parallel.schedule, mesh)
     if mesh.fsdp > 1:
+        logits = f.logits / _vocabulary(f, mesh)
         early = (held[1] * f.gradients if window > 1 else 0.0) + f.activations - spared + logits + f.batch
         states = f.states - (1 - held[0]) * f.parameters - (1 - held[2]) * (f.optimizer_state + f.copies)
         peak = states + max(early, held[1] * f.gradients, f.step_peak - f.states - (1 - held[1]) * f.gradients)
     else:
-        peak = _peak(f, replica, *held, spared, logits)
+        peak = _peak(f, replica, *held, spared, _vocabulary(f, mesh))
+    waiting = (mesh.pipeline - 1) / (window * chunks + mesh.pipeline - 1)
+    sent = _sent(f, cfg, mesh)
     return Estimate(
         parameters=round(own * f.parameters) + f.buffers,
         gradients=round(own * f.gradients),
         optimizer_state=round(state * f.optimizer_state),
         peak=round(peak + _copies(f, cfg, mesh, replica)),
         states=round(f.buffers + held[0] * f.parameters + held[2] * (f.optimizer_state + f.copies)),
-        sent=round(_sent(f, cfg, mesh)),
-        speed=processes * window * chunks / (window * chunks + mesh.pipeline - 1),
+        sent=round(sum(sent.values())),
+        speed=processes * (1 - waiting),
+        waiting=waiting,
+        seconds=_seconds(f, cfg, mesh, sent, waiting, own),
     )
+
+
+def _seconds(f: Footprint, cfg: Config, mesh: Mesh, sent: dict[str, float], waiting: float, own: float) -> float:
+    """Returns the time of a step on `MACHINE`.
+
+    Shards are gathered during computation (Zhao et al. 2023); what tensor parallelism sums, stages pass on and replicas
+    average is waited for. Neighbours of the innermost dimensions share a machine.
+    """
+    window, train = num_micro_batches(cfg.train, f.rows), cfg.train
+    rate = MACHINE.flops_of_tf32 if train.tf32 else MACHINE.flops_of_float32
+    if train.mixed_precision not in (None, "no"):
+        rate = MACHINE.flops
+    computing = f.flops * window / (mesh.tensor * mesh.pipeline * rate * MACHINE.reached) / (1 - waiting)
+    inner, taken = 1, {}
+    for name in ("tensor", "fsdp", "replicas", "pipeline"):
+        inner *= mesh.sizes[name]
+        taken[name] = sent[name] / (MACHINE.inside if inner <= MACHINE.devices else MACHINE.outside)
+    moved = own * (2 * window * f.parameters + window * f.gradients) if cfg.parallel.offload else 0.0
+    return max(computing, taken.pop("fsdp")) + sum(taken.values()) + moved / MACHINE.to_cpu
 
 
 def _gathers_16_bits(cfg: Config, mesh: Mesh) -> bool:
@@ -95,7 +135,7 @@ def _stages(f: Footprint, mesh: Mesh, schedule: str) -> list[float]:
     if mesh.pipeline == 1:
         return [f.parameters - spared * f.tensor_parameters - of_vocabulary * f.vocabulary_parameters]
     in_layers = 1 - spared * f.tensor_parameters / sum(f.stage_layers)
-    ranges = partition(f.stage_costs, mesh.pipeline * _chunks(schedule, mesh))
+    ranges = _partition(tuple(f.stage_costs), mesh.pipeline * _chunks(schedule, mesh))
     held = [
         in_layers * sum(f.stage_layers[layer] for stage in ranges[rank :: mesh.pipeline] for layer in stage)
         for rank in range(mesh.pipeline)
@@ -105,6 +145,21 @@ def _stages(f: Footprint, mesh: Mesh, schedule: str) -> list[float]:
     return held
 
 
+_partition = cache(partition)
+
+
+@cache
+def _under_way(schedule: str, processes: int, chunks: int, window: int) -> int:
+    """Returns the most micro-batches whose activations the first stage keeps, those of each chunk counted apart."""
+    count, most = 0, 0
+    actions = SCHEDULES[schedule](0, processes, chunks, window)
+    frees = actions[-1].kind  # backward passes, or those for weights, if they are separate
+    for action in actions:
+        count += (action.kind == "forward") - (action.kind == frees)
+        most = max(most, count)
+    return most
+
+
 def _activations(f: Footprint, mesh: Mesh, schedule: str, window: int) -> float:
     """Returns the bytes of the activations that the first stage keeps, where the most micro-batches are under way."""
     # Tensor parallelism does not split what passes from layer to layer.
@@ -112,17 +167,16 @@ def _activations(f: Footprint, mesh: Mesh, schedule: str, window: int) -> float:
     kept = complete + (f.activations - complete) / mesh.tensor
     if mesh.pipeline == 1:
         return kept
-    chunks, under_way, most = _chunks(schedule, mesh), 0, 0
-    actions = SCHEDULES[schedule](0, mesh.pipeline, chunks, window)
-    frees = actions[-1].kind  # backward passes, or those for weights, if they are separate
-    for action in actions:
-        under_way += (action.kind == "forward") - (action.kind == frees)
-        most = max(most, under_way)
-    return kept * most / (mesh.pipeline * chunks)
+    chunks = _chunks(schedule, mesh)
+    return kept * _under_way(schedule, mesh.pipeline, chunks, window) / (mesh.pipeline * chunks)
+
+
+HELD = ("parameters", "buffers", "optimizer")
+"""Kinds of memory that are held between two steps."""
 
 
 def _peak(
-    f: Footprint, replica: float, parameters: float, gradients: float, state: float, spared: float, logits: float
+    f: Footprint, replica: float, parameters: float, gradients: float, state: float, spared: float, vocabulary: int
 ) -> int:
     """Returns the peak in bytes of a process that holds only these shares of a single device's memory.
 
@@ -130,12 +184,13 @@ def _peak(
     bytes of activations that it does not hold. Without all gradients, the peak may move to the backward pass's start.
     """
     states = f.states - (1 - parameters) * f.parameters - (1 - state) * (f.optimizer_state + f.copies)
-    copies = (1 - replica) * f.weight_copies
-    late = f.gradients_at_peak > f.gradients / 2  # weight copies are freed as gradients are created
-    passing = f.passing - (1 - gradients) * f.gradients_at_peak - spared - (0 if late else copies)
-    turning = f.activations + logits + f.batch + f.weight_copies - copies - spared
+    kept = 1 - spared / f.activations if f.activations else 1.0
+    shares = {"gradients": gradients, "weight_copies": replica, "activations": kept, "logits": 1 / vocabulary}
+    held = [sum(shares.get(kind, 1.0) * size for kind, size in phase.items() if kind not in HELD) for phase in f.phases]
+    turning = kept * f.activations + f.logits / vocabulary + replica * f.weight_copies
     stepping = f.step_peak - f.states - (1 - gradients) * f.gradients
-    return round(states + max(0.0, passing, turning, stepping))
+    waiting = f.batch - max((phase.get("batch", 0) for phase in f.phases), default=0)
+    return round(states + max(0.0, *(each + waiting for each in held), turning + f.batch, stepping))
 
 
 def _copies(f: Footprint, cfg: Config, mesh: Mesh, replica: float) -> int:
@@ -160,16 +215,18 @@ def _synced(cfg: Config) -> bool:
     return cfg.parallel.gradient_sync == "micro_batch"
 
 
-def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> float:
-    """Returns the bytes that a process sends per step, on average over processes."""
+def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> dict[str, float]:
+    """Returns the bytes that a process sends per step for each dimension of the mesh, on average over processes."""
     parallel, train, window = cfg.parallel, cfg.train, num_micro_batches(cfg.train, f.rows)
     away, all_reduced = share_sent(mesh.fsdp), 2 * share_sent(mesh.replicas)
     if not mesh.is_split:
         if train.strategy == "local_sgd":
             moments = f.optimizer_state if train.local_sgd_average_moments else 0
-            return all_reduced * (f.gradients + moments) / train.local_sgd_steps
-        updated = f.gradients if parallel.zero_stage == 1 else 0  # each owner sends its weights to all
-        return all_reduced * (f.gradients + (f.buffers + updated) / 2)
+            averaged = (f.gradients + moments) / train.local_sgd_steps
+        else:
+            updated = f.gradients if parallel.zero_stage == 1 else 0  # each owner sends its weights to all
+            averaged = f.gradients + (f.buffers + updated) / 2
+        return dict.fromkeys(mesh.sizes, 0.0) | {"replicas": all_reduced * averaged}
     stages = _stages(f, mesh, parallel.schedule)
     weights = sum(stages) / mesh.pipeline
     gradients = weights * f.gradients / f.parameters
@@ -186,116 +243,8 @@ def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> float:
         tied = (f.stage_front + sum(f.stage_layers) + f.stage_back - f.parameters) / _vocabulary(f, mesh)
         borders = mesh.pipeline * _chunks(parallel.schedule, mesh) - 1
         passed = 2 * (borders * f.boundary * window + tied) / mesh.pipeline
-    return gathered + all_reduced * gradients / mesh.fsdp + summed + passed
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """A parallel strategy and its estimated costs."""
-
-    name: str  # common name
-    memory: int  # bytes on the device that needs the most
-    sent: int  # bytes that a device sends per optimizer step, on average
-    speed: float  # rows per second relative to one device, if communication took no time
-    complexity: str  # how hard it is to use
-    when: str  # when to use it
-    overrides: Sequence[str] = ()  # its settings, with those that keep the rows of a step
-
-
-Load = Callable[[Sequence[str]], Config]
-"""Returns the configuration with further overrides; raises ConfigError if they are invalid."""
-
-
-class Planner:
-    """Estimates strategies for one configuration; every step has the same rows as with data parallelism."""
-
-    def __init__(self, footprint: Footprint, task: Task, cfg: Config, processes: int, load: Load) -> None:
-        self.footprint, self.task, self.cfg, self.processes, self.load = footprint, task, cfg, processes, load
-        self.rows = cfg.train.global_batch_size or cfg.train.micro_batch * cfg.train.accumulation * processes
-        self._problems: dict[tuple[int, int], list[str]] = {}
-
-    def strategies(self) -> tuple[list[Strategy], dict[str, str]]:
-        """Returns the strategies, the single device first, and the reasons against others by name."""
-        f = self.footprint
-        found = [Strategy("single device", f.peak, 0, 1.0, "none", "it fits, and is fast enough")]
-        refused: dict[str, str] = {}
-        for technique in (*techniques(self.processes), offloaded(self.processes)) if self.processes > 1 else ():
-            if technique.processes != self.processes:
-                refused[technique.name] = f"needs {technique.processes} processes"
-                continue
-            try:
-                overrides, costs = self.estimate(technique)
-            except ConfigError as error:
-                refused[technique.name] = "; ".join(error.problems)
-                continue
-            found.append(Strategy(
-                technique.name, costs.peak, costs.sent, costs.speed, technique.complexity, technique.when, overrides
-            ))  # fmt: skip
-        return found, refused
-
-    def estimate(self, technique: Technique) -> tuple[list[str], Estimate]:
-        """Returns the overrides and costs of a strategy; raises ConfigError if the model or a setting rules it out."""
-        settings = plain_settings(self.cfg) | dict(technique.settings)
-        settings |= window_settings(self.cfg, technique, self.rows)
-        overrides = [f"{key}={value}" for key, value in settings.items()]
-        cfg = self.load(overrides)
-        split = (cfg.parallel.tensor, cfg.parallel.pipeline)
-        if split not in self._problems:
-            case = Case(cfg, lambda _: self.task)
-            self._problems[split] = [*tensor_problems(case), *pipeline_problems(case)]
-        if self._problems[split]:
-            raise ConfigError(self._problems[split])
-        return overrides, estimated(self.footprint, cfg, self.processes)
-
-    def splits(self) -> list[tuple[list[str], Estimate]]:
-        """Returns the overrides and costs of all splits of the model over the processes; see `_splits`."""
-        found = []
-        for settings in _splits(self.processes):
-            try:
-                found.append(self.estimate(Technique("", self.processes, settings, "", "")))
-            except ConfigError:  # not a way to train this model
-                continue
-        return found
-
-
-def _splits(processes: int) -> Iterator[dict[str, str]]:
-    """Yields the settings of ZeRO-1 and 2, and of every product of sizes, FSDP2 also with offloading."""
-    yield {"parallel.zero_stage": "1"}
-    yield {"parallel.zero_stage": "2"}
-    divisors = [size for size in range(1, processes + 1) if processes % size == 0]
-    for sizes in product(divisors, repeat=3):
-        if processes % prod(sizes):
-            continue
-        named = dict(zip(("fsdp", "tensor", "pipeline"), sizes, strict=True))
-        settings = {f"parallel.{name}": str(size) for name, size in named.items() if size > 1}
-        if settings and prod(sizes) < processes:
-            settings = {"parallel.replicas": str(processes // prod(sizes))} | settings
-        yield settings
-        if named["fsdp"] > 1:
-            yield settings | {"parallel.offload": "true"}
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The splits of a model that fit devices."""
-
-    fitting: Sequence[Strategy]  # those that fit; without offloading first, then those that send the least
-    smallest: Strategy  # the one that needs the least memory
-
-
-def fitting_splits(planner: Planner, capacity: int, peak: Callable[[Estimate], int]) -> Splits:
-    """Finds the splits that fit devices of `capacity` bytes; `peak` returns the bytes that an estimate needs there."""
-    found = [
-        Strategy(_shown(overrides), peak(costs), costs.sent, costs.speed, "", "", overrides)
-        for overrides, costs in planner.splits()
-    ]
-    found.sort(key=lambda split: ("parallel.offload=true" in split.overrides, split.sent, split.memory))
-    return Splits([s for s in found if s.memory <= capacity], min(found, key=lambda split: split.memory))
-
-
-def _shown(overrides: Sequence[str]) -> str:
-    sizes = [text.removeprefix("parallel.") for text in overrides if text.startswith("parallel.")]
-    return " ".join(sizes) or "DDP"
+    averaged = all_reduced * gradients / mesh.fsdp
+    return {"replicas": averaged, "fsdp": gathered, "tensor": summed, "pipeline": passed}
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,22 @@
-"""Searches for the cheapest settings with which a run fits a device; the rows per step stay the same."""
+"""Searches for the cheapest settings and the fastest splits with which a run fits; the rows per step stay the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
+from math import prod
 
-from toolkit.base.errors import ToolkitError
+from toolkit.api.mesh import Mesh
+from toolkit.base.errors import ConfigError, ToolkitError
+from toolkit.checks.check import Case
+from toolkit.checks.model import pipeline_problems, tensor_problems
 from toolkit.config.sections import Config
 from toolkit.footprint.simulate import Footprint, Subject, simulate
+from toolkit.lab.jobs.strategies import Technique, offloaded, plain_settings, techniques, window_settings
+from toolkit.lab.plan.estimates import estimated
 from toolkit.lab.plan.subject import resized
+from toolkit.models import chunked
 from toolkit.models.adapters import adapter_problems
 from toolkit.optim.optimizers import argument_problems, library_problems
 from toolkit.optim.presets import PRESETS
@@ -26,6 +33,10 @@ SWITCHES: tuple[tuple[tuple[float, str], ...], ...] = (
 takes a third more time, 8-bit Adam and Adafactor are different optimizers, and LoRA trains other weights."""
 
 
+Load = Callable[[Sequence[str]], Config]
+"""Returns the configuration with further overrides; raises ConfigError if they are invalid."""
+
+
 @dataclass(frozen=True)
 class Fit:
     """Overrides to add to the command line, and the memory that a step then needs."""
@@ -34,9 +45,7 @@ class Fit:
     footprint: Footprint
 
 
-def smallest_fit(
-    subject: Subject, load: Callable[[Sequence[str]], Config], capacity: int, peak: Callable[[Footprint], int]
-) -> tuple[Fit, bool]:
+def smallest_fit(subject: Subject, load: Load, capacity: int, peak: Callable[[Footprint], int]) -> tuple[Fit, bool]:
     """Returns the cheapest switches with which the peak fits, and True; else those with the least, and False."""
     tries = _Tries(subject, load)
     best: Fit | None = None
@@ -70,7 +79,7 @@ def smallest_fit(
 class _Tries:
     """Simulates a training step with further switches, and caches the results."""
 
-    def __init__(self, subject: Subject, load: Callable[[Sequence[str]], Config]) -> None:
+    def __init__(self, subject: Subject, load: Load) -> None:
         self.subject, self.load = subject, load
         self.done: dict[tuple[str, ...], Fit | None] = {}
 
@@ -99,14 +108,21 @@ def _candidates(subject: Subject) -> Iterator[tuple[tuple[str, ...], int]]:
         sizes = [size for size in range(rows, 0, -1) if rows % size == 0]
     else:
         sizes = [rows >> halvings for halvings in range(rows.bit_length())]
-    choices = [[(0.0, ""), *(each for each in group if _changes(cfg, each[1]))] for group in SWITCHES]
-    found = []
-    for picked in product(*choices):
-        switches = tuple(text for _, text in picked if text)
-        cost = sum(price for price, _ in picked)
-        found += [(cost + HALVING * (rows // size - 1).bit_length(), switches, size) for size in sizes]
+    found = [
+        (cost + HALVING * (rows // size - 1).bit_length(), switches, size)
+        for cost, switches in switch_sets(cfg)
+        for size in sizes
+    ]
     for _, switches, size in sorted(found, key=lambda candidate: candidate[0]):
         yield switches, size
+
+
+def switch_sets(cfg: Config) -> list[tuple[float, tuple[str, ...]]]:
+    """Returns sets of overrides that save memory with their cost, the cheapest first: no override."""
+    choices = [[(0.0, ""), *(each for each in group if _changes(cfg, each[1]))] for group in SWITCHES]
+    sets = product(*choices)
+    found = [(sum(cost for cost, _ in picked), tuple(text for _, text in picked if text)) for picked in sets]
+    return sorted(found, key=lambda each: each[0])
 
 
 def _changes(cfg: Config, override: str) -> bool:
@@ -132,3 +148,156 @@ def _smaller(subject: Subject, rows: int) -> tuple[str, ...]:
     accumulation = train.accumulation * train.micro_batch // rows
     smaller = (f"train.per_device_train_batch_size={rows}", f"train.gradient_accumulation_steps={accumulation}")
     return smaller if train.global_batch_size is None else smaller[:1]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A parallel strategy and its estimated costs."""
+
+    name: str  # common name
+    memory: int  # bytes on the device that needs the most, at the peak of a step
+    states: int  # bytes that it holds between two steps
+    sent: int  # bytes that a device sends per optimizer step, on average
+    speed: float  # rows per second relative to one device, if communication took no time
+    complexity: str = ""  # how hard it is to use
+    when: str = ""  # when to use it
+    overrides: Sequence[str] = ()  # its settings, with those that keep the rows of a step
+    waiting: float = 0.0  # share of a step in which a stage of a pipeline waits
+    seconds: float = 0.0  # time of a step on `toolkit.lab.plan.estimates.MACHINE`
+    sizes: Mapping[str, int] = field(default_factory=dict)  # the dimensions of its processes
+
+    @property
+    def passing(self) -> int:
+        """Bytes at the peak beyond `states`."""
+        return max(0, self.memory - self.states)
+
+
+class Planner:
+    """Estimates strategies for a step of the same rows as with data parallelism, each from its own micro-batch.
+
+    Args:
+        subject: the step of a single device.
+        processes: number of processes.
+        load: for settings of `parallel`, and those that keep the rows of a step.
+    """
+
+    def __init__(self, subject: Subject, processes: int, load: Load) -> None:
+        self.subject, self.cfg, self.processes, self.load = subject, subject.cfg, processes, load
+        train = self.cfg.train
+        self.rows = train.global_batch_size or train.micro_batch * train.accumulation * processes
+        self._problems: dict[tuple[str, int], list[str]] = {}
+        self._footprints: dict[tuple[int, bool, bool], Footprint] = {}
+
+    def footprint(self, cfg: Config) -> Footprint:
+        """Returns what a micro-batch of a split needs on a single device."""
+        step = resized(self.subject, cfg)
+        kind = (step.rows, step.window > 1, chunked.is_chosen(cfg, step.config))
+        if kind not in self._footprints:
+            self._footprints[kind] = simulate(step)
+        return self._footprints[kind]
+
+    def strategies(self, splits: Sequence[Strategy]) -> tuple[list[Strategy], dict[str, str]]:
+        """Returns the strategies, the single device first, and the reasons against others by name.
+
+        Of hybrid and 3D splits, it is the first of `splits`.
+        """
+        f = self.footprint(self.cfg)
+        found = [Strategy("single device", f.peak, f.states, 0, 1.0, "none", "it fits, and is fast enough")]
+        refused: dict[str, str] = {}
+        for technique in (*techniques(self.processes), offloaded(self.processes)) if self.processes > 1 else ():
+            about = {"complexity": technique.complexity, "when": technique.when}
+            if best := next((split for split in splits if split.name == technique.name and split.sizes), None):
+                found.append(replace(best, **about))
+                continue
+            if technique.processes != self.processes:
+                refused[technique.name] = f"needs {technique.processes} processes"
+                continue
+            try:
+                found.append(replace(self.estimate(technique), **about))
+            except ConfigError as error:
+                refused[technique.name] = "; ".join(error.problems)
+        return found, refused
+
+    def estimate(self, technique: Technique) -> Strategy:
+        """Returns the costs of a strategy; raises ConfigError if the model or a setting rules it out."""
+        settings = plain_settings(self.cfg) | dict(technique.settings)
+        settings |= window_settings(self.cfg, technique, self.rows)
+        overrides = [f"{key}={value}" for key, value in settings.items()]
+        cfg = self.load(overrides)
+        case = Case(cfg, lambda _: self.subject.task)
+        for name, problems in (("tensor", tensor_problems), ("pipeline", pipeline_problems)):
+            of_size = name, getattr(cfg.parallel, name)
+            if of_size not in self._problems:
+                self._problems[of_size] = problems(case)
+            if self._problems[of_size]:
+                raise ConfigError(self._problems[of_size])
+        costs = estimated(self.footprint(cfg), cfg, self.processes)
+        sizes = Mesh.of(cfg.parallel, self.processes).sizes
+        return Strategy(technique.name, costs.peak, costs.states, costs.sent, costs.speed, overrides=overrides,
+                        waiting=costs.waiting, seconds=costs.seconds, sizes=sizes)  # fmt: skip
+
+    def splits(self) -> list[Strategy]:
+        """Returns all splits of the model over the processes: without offloading first, then the fastest."""
+        found = []
+        for settings in _splits(self.processes):
+            try:
+                found.append(self.estimate(Technique(_kind(settings), self.processes, settings, "", "")))
+            except ConfigError:  # not a way to train this model
+                continue
+        return sorted(found, key=lambda split: ("offload" in split.name, split.seconds, split.memory))
+
+
+def _splits(processes: int) -> Iterator[dict[str, str]]:
+    """Yields the settings of ZeRO-1 and 2, and of every product of sizes, FSDP2 also with offloading."""
+    yield {"parallel.zero_stage": "1"}
+    yield {"parallel.zero_stage": "2"}
+    divisors = [size for size in range(1, processes + 1) if processes % size == 0]
+    for sizes in product(divisors, repeat=3):
+        if processes % prod(sizes):
+            continue
+        named = dict(zip(("fsdp", "tensor", "pipeline"), sizes, strict=True))
+        settings = {f"parallel.{name}": str(size) for name, size in named.items() if size > 1}
+        if settings and prod(sizes) < processes:
+            settings = {"parallel.replicas": str(processes // prod(sizes))} | settings
+        yield settings
+        if named["fsdp"] > 1:
+            yield settings | {"parallel.offload": "true"}
+
+
+KINDS = {"": "DDP", "fsdp": "FSDP2 (ZeRO-3)", "fsdp replicas": "HSDP", "tensor": "tensor", "pipeline": "pipeline, 1F1B"}
+"""Names of splits by their dimensions, as in `toolkit.lab.jobs.strategies.techniques`."""
+
+
+def _kind(settings: Mapping[str, str]) -> str:
+    """Returns the common name of a split."""
+    ways = sorted({key.removeprefix("parallel.") for key in settings} - {"offload", "zero_stage"})
+    if stage := settings.get("parallel.zero_stage"):
+        return f"ZeRO-{stage}"
+    name = KINDS.get(" ".join(ways), f"{len({'data' if each in ('fsdp', 'replicas') else each for each in ways})}D")
+    return f"{name.partition(' ')[0]}, offload" if "parallel.offload" in settings else name
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The splits of a model that fit devices."""
+
+    switches: Sequence[str]  # further settings of all
+    fitting: Sequence[Strategy]  # those that fit, the fastest first
+    smallest: Strategy  # the one that needs the least memory
+
+
+def fitting_splits(
+    choices: Iterable[tuple[Sequence[str], Sequence[Strategy]]], capacity: int, peak: Callable[[Strategy], int]
+) -> Splits:
+    """Finds the splits that fit devices of `capacity` bytes; `peak` returns the bytes that a split needs there.
+
+    `choices` are further settings and the splits with them; the first are taken with which one fits.
+    """
+    tried = []
+    for switches, splits in choices:
+        found = [replace(split, memory=peak(split)) for split in splits]
+        if fitting := [split for split in found if split.memory <= capacity]:
+            return Splits(switches, fitting, min(fitting, key=lambda split: split.memory))
+        tried.append((switches, min(found, key=lambda split: split.memory)))
+    switches, smallest = min(tried, key=lambda each: each[1].memory)
+    return Splits(switches, [], smallest)

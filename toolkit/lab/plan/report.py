@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from toolkit.base.console import format_bytes
-from toolkit.base.errors import InputError
+from toolkit.base.console import format_bytes, format_seconds
+from toolkit.base.errors import InputError, ToolkitError
+from toolkit.checks.check import Case, ask
 from toolkit.checks.run import check_settings
-from toolkit.config.keys import written
+from toolkit.checks.settings import SETTINGS
+from toolkit.config.keys import with_values, written
+from toolkit.config.launcher import with_processes
 from toolkit.config.sections import Config
 from toolkit.data.batching.budget import num_micro_batches
 from toolkit.document.blocks import Block, Cell, Code, Table, Text
 from toolkit.footprint.simulate import Footprint, Subject, simulate
 from toolkit.lab.jobs.training import unfrozen_at_once
-from toolkit.lab.plan.estimates import Planner, Splits, Strategy, fitting_splits, scaling
-from toolkit.lab.plan.fit import smallest_fit
+from toolkit.lab.plan.estimates import MACHINE, scaling
+from toolkit.lab.plan.fit import Load, Planner, Splits, Strategy, fitting_splits, smallest_fit, switch_sets
 from toolkit.lab.plan.measure import Correction, Measured, calibrate, measured_bandwidth, rows_that_fit, serial_seconds
-from toolkit.lab.plan.subject import sizes, subject_of
+from toolkit.lab.plan.subject import resized, sizes, subject_of
 from toolkit.lab.tool import Request
 from toolkit.recipe import load_settings
 
@@ -75,8 +79,9 @@ class Plan:
         self.found |= {"rows": footprint.rows, "flops": footprint.flops, "footprint": asdict(footprint)}
         yield _heading(subject, footprint)
         yield memory_table(footprint, cfg.train.optim)
-        planner = Planner(footprint, task, cfg, self.processes, self._load)
-        table, refused = planner.strategies()
+        planner = Planner(subject, self.processes, self._split(cfg))
+        splits = planner.splits() if self.processes > 1 else []
+        table, refused = planner.strategies(splits)
         self.found |= {"strategies": [asdict(each) for each in table], "refused": refused}
         if self.processes > 1:
             yield costs_table(table, f"Strategies for {self.processes} devices")
@@ -89,17 +94,36 @@ class Plan:
             correction = yield from self._calibrate(footprint)
         if self.capacity is not None:
             correction = replace(correction, constant=correction.constant + OF_THE_DRIVER)
-            yield from self._fit(subject, footprint, correction, self.capacity)
-            if self.processes > 1:
-                splits = fitting_splits(planner, self.capacity, correction.peak)
-                self.found["splits"] = asdict(splits)
-                yield from split_blocks(splits, self.processes, self.capacity)
+            if self.processes == 1:
+                yield from self._fit(subject, footprint, correction, self.capacity)
+                return
+            fitting = fitting_splits(self._choices(subject, splits), self.capacity, correction.peak)
+            self.found["splits"] = {**asdict(fitting), "reserved": correction.constant}
+            yield from split_blocks(fitting, self.processes, self.capacity)
 
     def _load(self, more: Sequence[str]) -> Config:
         request = self.request
-        # The files were checked with the request; without them, a split that is invalid is not examined further.
+        # The files were checked with the request; without them, settings that are invalid are not examined further.
         changed = [*request.overrides, *more]
         return load_settings(request.task_type, request.config, changed, check_files=False).config
+
+    def _split(self, cfg: Config) -> Load:
+        """Returns how settings are changed by valid values for several processes: there are too many to read YAML."""
+
+        def load(overrides: Sequence[str]) -> Config:
+            changed = with_processes(with_values(cfg, overrides), self.processes)
+            ask(SETTINGS, Case(changed, self.request.task_type), ["settings"]).raise_problems()
+            return changed
+
+        return load
+
+    def _choices(self, subject: Subject, splits: Sequence[Strategy]) -> Iterator[tuple[Sequence[str], list[Strategy]]]:
+        """Yields further settings, the cheapest first, and the splits with them."""
+        yield (), [*splits]
+        for _, switches in switch_sets(subject.cfg)[1:]:
+            with suppress(ToolkitError):  # not with these settings, or not here
+                cfg = self._load(switches)
+                yield switches, Planner(resized(subject, cfg), self.processes, self._split(cfg)).splits()
 
     def _calibrate(self, footprint: Footprint) -> Generator[Block, None, Correction]:
         """Measures steps on this machine, yields what they say, and returns the correction of the plan."""
@@ -207,11 +231,30 @@ def memory_table(footprint: Footprint, optim: str) -> Table:
 def costs_table(found: Sequence[Strategy], caption: str) -> Table:
     """Returns the table of what strategies hold and send."""
     rows = [
-        [each.name, Cell(format_bytes(each.memory), each.memory),
+        [_shown(each), Cell(format_bytes(each.memory), each.memory),
          Cell(format_bytes(each.sent), each.sent) if each.sent else None, Cell(f"{each.speed:.2g}x", each.speed)]
         for each in found
     ]  # fmt: skip
     return Table(["strategy", "memory of each", "sent by each in a step", "speed, at most"], rows, caption=caption)
+
+
+def _shown(strategy: Strategy) -> str:
+    """Returns the name of a strategy, with its sizes if there are several."""
+    sizes = [f"{name} {size}" for name, size in strategy.sizes.items() if size > 1]
+    return f"{strategy.name}: {', '.join(sizes)}" if len(sizes) > 1 else strategy.name
+
+
+def splits_table(found: Sequence[Strategy], caption: str) -> Table:
+    """Returns the table of splits with the sizes of their dimensions."""
+    names = list(found[0].sizes)
+    rows = [
+        [each.name.replace(" (ZeRO-3)", "").replace(", 1F1B", ""), *(each.sizes[name] for name in names),
+         Cell(format_bytes(each.memory), each.memory), Cell(format_bytes(each.sent), each.sent),
+         Cell(f"{each.waiting:.0%}", each.waiting) if each.waiting else None,
+         Cell(format_seconds(each.seconds), each.seconds)]
+        for each in found
+    ]  # fmt: skip
+    return Table(["split", *names, "memory", "sent", "waits", "time"], rows, caption=caption)
 
 
 def split_blocks(found: Splits, processes: int, capacity: int) -> Iterator[Block]:
@@ -221,14 +264,24 @@ def split_blocks(found: Splits, processes: int, capacity: int) -> Iterator[Block
             f"No split over {processes} devices of {format_bytes(capacity)} fits with these micro-batches. The "
             f"smallest needs {format_bytes(found.smallest.memory)}, with these."
         )
-        yield _settings(found.smallest.overrides)
+        yield _settings([*found.switches, *found.smallest.overrides])
         return
-    caption = f"Splits that fit {processes} x {format_bytes(capacity)}, those that send the least first"
-    yield costs_table(found.fitting[:MAX_SPLITS], caption)
-    if (more := len(found.fitting) - MAX_SPLITS) > 0:
-        yield Text(f"({more} more fit; --output FILE lists all.)")
+    first = {each.name: each for each in reversed(found.fitting)}
+    best = [each for each in found.fitting if each in found.fitting[:MAX_SPLITS] or each is first[each.name]]
+    if found.switches:
+        yield Text(f"No split fits as configured; these do with {' '.join(found.switches)}.")
+    yield splits_table(best, f"Splits that fit {processes} x {format_bytes(capacity)}, the fastest first")
+    if (more := len(found.fitting) - len(best)) > 0:
+        yield Text(f"The {MAX_SPLITS} fastest, and the fastest of each other kind; {more} more fit (--output FILE).")
+    m = MACHINE
+    yield Text(
+        f"Times are estimated for machines like a {m.name}: {m.devices} devices, each of {m.flops / 1e12:.0f} TFLOP/s "
+        f"in 16 bits ({m.flops_of_tf32 / 1e12:.0f} in TF32, {m.flops_of_float32 / 1e12:.1f} in float32), of which "
+        f"{m.reached:.0%} are reached; {m.inside / 1e9:.0f} GB/s inside a machine, {m.outside / 1e9:.0f} GB/s between "
+        "two. Memory includes the driver's."
+    )
     yield Text("Settings of the first:")
-    yield _settings(found.fitting[0].overrides)
+    yield _settings([*found.switches, *found.fitting[0].overrides])
 
 
 def _settings(overrides: Sequence[str]) -> Code:
