@@ -174,12 +174,14 @@ def _value(settings: Settings, text: str, key: Key, hint: Any, source: Source) -
 
 
 def with_values(config: sections.Config, overrides: Sequence[str]) -> sections.Config:
-    """Returns a configuration with overrides of sections' fields that are known to be valid."""
-    parser = YAML(typ="safe", pure=True)
+    """Returns a configuration with overrides of sections' fields: whole numbers, names and switches that are valid."""
+    words = {"true": True, "false": False, "null": None}
     for text in overrides:
         key, _, value = text.partition("=")
         section, name = key.split(".")
-        changed = replace(getattr(config, section), **{name: parser.load(value)})
+        changed = replace(
+            getattr(config, section), **{name: int(value) if value.isdecimal() else words.get(value, value)}
+        )
         config = replace(config, **{section: changed})
     return config
 

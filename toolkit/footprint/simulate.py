@@ -266,7 +266,8 @@ def _counts(subject: Subject) -> dict[str, Any]:
         step_peak += copies + waiting + (gradients if subject.fused_attention and preset.foreach else 0)
         return {
             "sizes": layers.sizes, "phases": [dict(phase) for phase in ledger.phases],
-            "lasting": lasting + copies + waiting, "gradients": gradients, "optimizer_state": state, "copies": copies, **passed, "batch": held + waiting,
+            "lasting": lasting + copies + waiting, "gradients": gradients, "optimizer_state": state,
+            "copies": copies, **passed, "batch": held + waiting,
             "step_peak": step_peak, "trained": sum(p.numel() for p in parameters),
             "total": sum(p.numel() for p in model.parameters()), "rows": subject.rows, "layers": len(layers.modules),
             "layer_parameters": layers.parameters, "boundary": layers.boundary, "crossing": layers.crossing,
@@ -277,7 +278,7 @@ def _counts(subject: Subject) -> dict[str, Any]:
 def _footprint(counts: dict[str, Any]) -> Footprint:
     lasting = counts.pop("lasting")
     del counts["sizes"]
-    at_peak = Counter(max(counts["phases"], key=lambda phase: sum(phase.values())))
+    at_peak: Counter[str] = Counter(max(counts["phases"], key=lambda phase: sum(phase.values())))
     counts["layer_parameters"] = counts["layer_parameters"] or at_peak["parameters"]
     return Footprint(
         **counts, parameters=at_peak["parameters"], buffers=at_peak["buffers"],

@@ -205,15 +205,14 @@ class Planner:
         found = [Strategy("single device", f.peak, f.states, 0, 1.0, "none", "it fits, and is fast enough")]
         refused: dict[str, str] = {}
         for technique in (*techniques(self.processes), offloaded(self.processes)) if self.processes > 1 else ():
-            about = {"complexity": technique.complexity, "when": technique.when}
-            if best := next((split for split in splits if split.name == technique.name and split.sizes), None):
-                found.append(replace(best, **about))
+            if best := next((split for split in splits if split.name == technique.name), None):
+                found.append(replace(best, complexity=technique.complexity, when=technique.when))
                 continue
             if technique.processes != self.processes:
                 refused[technique.name] = f"needs {technique.processes} processes"
                 continue
             try:
-                found.append(replace(self.estimate(technique), **about))
+                found.append(self.estimate(technique))
             except ConfigError as error:
                 refused[technique.name] = "; ".join(error.problems)
         return found, refused
@@ -232,9 +231,10 @@ class Planner:
             if self._problems[of_size]:
                 raise ConfigError(self._problems[of_size])
         costs = estimated(self.footprint(cfg), cfg, self.processes)
-        sizes = Mesh.of(cfg.parallel, self.processes).sizes
-        return Strategy(technique.name, costs.peak, costs.states, costs.sent, costs.speed, overrides=overrides,
-                        waiting=costs.waiting, seconds=costs.seconds, sizes=sizes)  # fmt: skip
+        return Strategy(
+            technique.name, costs.peak, costs.states, costs.sent, costs.speed, technique.complexity, technique.when,
+            overrides, costs.waiting, costs.seconds, Mesh.of(cfg.parallel, self.processes).sizes,
+        )  # fmt: skip
 
     def splits(self) -> list[Strategy]:
         """Returns all splits of the model over the processes: without offloading first, then the fastest."""

@@ -22,6 +22,7 @@ from toolkit.lab.collectives import bandwidth
 from toolkit.lab.jobs.jobs import Launch
 from toolkit.lab.jobs.training import FEW_STEPS, trained
 from toolkit.lab.plan.estimates import Estimate
+from toolkit.lab.plan.fit import Strategy
 from toolkit.lab.tool import run_apart
 
 STEPS = 3
@@ -39,7 +40,7 @@ ONE_DEVICE: dict[str, Any] = FEW_STEPS | {
 """Settings of a run that is measured on a single device."""
 
 
-Costs = Footprint | Estimate
+Costs = Footprint | Estimate | Strategy
 """What is predicted for a step, on a single device or on each of several."""
 
 

@@ -15,10 +15,12 @@ from toolkit.checks.run import check_settings
 from toolkit.checks.settings import SETTINGS
 from toolkit.config.keys import with_values, written
 from toolkit.config.launcher import with_processes
+from toolkit.config.problems import touching
 from toolkit.config.sections import Config
 from toolkit.data.batching.budget import num_micro_batches
 from toolkit.document.blocks import Block, Cell, Code, Table, Text
 from toolkit.footprint.simulate import Footprint, Subject, simulate
+from toolkit.lab.jobs.strategies import ACCUMULATION, BATCH
 from toolkit.lab.jobs.training import unfrozen_at_once
 from toolkit.lab.plan.estimates import MACHINE, scaling
 from toolkit.lab.plan.fit import Load, Planner, Splits, Strategy, fitting_splits, smallest_fit, switch_sets
@@ -45,6 +47,8 @@ OF_WEIGHTS = ("parameters", "gradients", "optimizer_state", "copies", "weight_co
 
 OF_THE_DRIVER = 512 * 2**20
 """Bytes that a GPU's driver reserves per process for context, kernel code and library workspaces."""
+_OF_SPLITS = [("parallel",), ("train", "strategy"), *(tuple(key.split(".")) for key in (BATCH, ACCUMULATION))]
+"""What a planner changes."""
 MAX_SPLITS = 10
 """Maximum number of splits to show."""
 SAME_ROWS = Text(
@@ -108,11 +112,12 @@ class Plan:
         return load_settings(request.task_type, request.config, changed, check_files=False).config
 
     def _split(self, cfg: Config) -> Load:
-        """Returns how settings are changed by valid values for several processes: there are too many to read YAML."""
+        """Returns how a planner's settings change others: quickly, as there are hundreds of splits."""
+        asked = [check for check in SETTINGS if touching(check.reads, _OF_SPLITS)]
 
         def load(overrides: Sequence[str]) -> Config:
             changed = with_processes(with_values(cfg, overrides), self.processes)
-            ask(SETTINGS, Case(changed, self.request.task_type), ["settings"]).raise_problems()
+            ask(asked, Case(changed, self.request.task_type), ["settings"]).raise_problems()
             return changed
 
         return load
