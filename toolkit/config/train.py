@@ -120,7 +120,7 @@ class TrainConfig:
     tf32: bool | None = None
     """Allow TensorFloat32 in float32 matrix products and convolutions on a GPU; null keeps PyTorch's defaults."""
     activation_checkpointing: Annotated[
-        str, Field(pattern=r"^(none|full|selective|segments(_[1-9]\d*)?|every_[1-9]\d*_layers)$")
+        str, Field(pattern=r"^(none|full|selective|nested_segments|segments(_[1-9]\d*)?|every_[1-9]\d*_layers)$")
     ] = "none"
     """Recompute activations in the backward pass instead of storing them: in no layer (`none`), in every layer
     (`full`), in one of k layers (`every_2_layers`), in every layer except for the products with its weights, which

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
 from toolkit.distributed.placement import layers_of, stacks_of
-from toolkit.models.segments import Contexts, segment_layers
+from toolkit.models.segments import Contexts, nest_segments, segment_layers
 from toolkit.models.unpadded.families import LAYERDROP
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Compressed(saved_tensors_hooks):
 
 
 KEY = "train.activation_checkpointing"
-SELECTIVE = "selective"
+SELECTIVE, NESTED = "selective", "nested_segments"
 PRODUCTS = ("mm", "addmm", "convolution")
 """Operations of aten whose results `selective` keeps: products with weights, most of the time of a forward pass.
 Attention is recomputed: its matrices are large, its dropout draws random numbers, which a recomputation must draw
@@ -147,7 +147,7 @@ def _checkpoint(model: PreTrainedModel, setting: str, contexts: Contexts | None)
     if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for layer in layers for part in layer.modules()):
         twice = "whose running statistics would count every micro-batch twice"
         raise _rejected(setting, f"the layers of {name} have batch normalisation, {twice}; set it to none")
-    if setting.startswith("segments"):
+    if "segments" in setting:
         _checkpoint_segments(model, setting, contexts)
         return
     if setting == SELECTIVE:
@@ -177,7 +177,10 @@ def _checkpoint_segments(model: PreTrainedModel, setting: str, contexts: Context
         raise _rejected(setting, f"{name} {skips}; set that to 0, or use full")
     _, _, number = setting.partition("_")
     for stack in stacks:
-        segment_layers(stack, int(number) if number else None, contexts)
+        if setting == NESTED:
+            nest_segments(stack, contexts)
+        else:
+            segment_layers(stack, int(number) if number else None, contexts)
 
 
 def _selective(contexts: Contexts | None) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

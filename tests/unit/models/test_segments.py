@@ -84,7 +84,7 @@ def gradients(case: str, setting: str, fast_dropout: bool = False, **more: str) 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_with_dropout_are_bit_identical(case, fast):
     expected, _ = gradients(case, "none", fast)
-    for setting in ("full", "segments", "segments_1", "segments_9", "selective"):
+    for setting in ("full", "segments", "segments_1", "segments_9", "nested_segments", "selective"):
         found, _ = gradients(case, setting, fast)
         assert len(found) == len(expected)
         assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True)), setting
