@@ -141,8 +141,8 @@ def _float32(value: Any) -> Any:
 
 
 @contextmanager
-def gathered(module: nn.Module) -> Iterator[None]:
-    """Gathers the parameters that FSDP2 shards as those of a module, and frees them at the end if they were not there.
+def gathered(module: nn.Module, free: bool = True) -> Iterator[None]:
+    """Gathers the parameters that FSDP2 shards as those of a module; may free them at the end if they were not there.
 
     Every process of the mesh must enter it. Within a module's own passes FSDP2 does both itself.
     """
@@ -156,7 +156,8 @@ def gathered(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        module.reshard()
+        if free:
+            module.reshard()
 
 
 def sharing_modules(model: nn.Module) -> list[list[nn.Module]]:

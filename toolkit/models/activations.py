@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from toolkit.base.errors import ConfigError
+from toolkit.base.shards import local
 from toolkit.config.sections import TrainConfig
 from toolkit.distributed.placement import layers_of, stacks_of
 from toolkit.models.segments import Contexts, nest_segments, segment_layers
@@ -205,12 +206,21 @@ def _all_of(contexts: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
 
 def store_activations(model: nn.Module, hooks: Callable[[set[int]], saved_tensors_hooks]) -> None:
     """Stores a model's tensors for the backward pass by `hooks(storages of its parameters)`, which stay as they are."""
+    resident: set[int] = set()
 
     def context() -> AbstractContextManager[Any]:
-        resident = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+        resident.clear()
+        add(model)
         return hooks(resident) if torch.is_grad_enabled() else nullcontext()
 
+    def add(module: nn.Module, *arguments: Any) -> None:
+        resident.update(local(parameter).untyped_storage()._cdata for parameter in module.parameters())
+
     around_training_passes(model, context)
+    layers = layers_of(model)
+    for module in model.modules():  # their parameters may be gathered for their pass only
+        if module in layers or module._parameters:
+            module.register_forward_pre_hook(add)
 
 
 def around_training_passes(model: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -18,6 +18,11 @@ def _not_when_split(when: Callable[[Config], bool], key: str, why: str, instead:
     return Rule(lambda c: c.parallel.splits and when(c), (key, "parallel"), why, instead, with_=_SPLITS)
 
 
+def _not_in(split: str, when: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
+    other = f"parallel.{split}"
+    return Rule(lambda c: getattr(c.parallel, split) > 1 and when(c), (key, other), why, f"{instead}, or remove {other}")
+
+
 def _sharded_only(name: str) -> Rule:
     return only_if(
         f"parallel.{name}",
@@ -105,11 +110,13 @@ PARALLEL_RULES = (
              "set train.optim to another optimizer"),
     _not_when_split(lambda c: c.train.torch_compile, "train.torch_compile", "the model is compiled before it is split",
              "remove train.torch_compile"),
-    _not_when_split(lambda c: c.train.activation_checkpointing.startswith("segments"), "train.activation_checkpointing",
-             "a segment has several layers, and each layer's parameters are gathered, split or placed by themselves",
-             "set train.activation_checkpointing to full or selective"),
-    _not_when_split(lambda c: c.train.activation_compression != "none", "train.activation_compression",
-             "gathered parameters would be compressed, too", "remove train.activation_compression"),
+    _not_in("pipeline", lambda c: "segments" in c.train.activation_checkpointing, "train.activation_checkpointing",
+            "the layers of a segment may be on several stages", "set train.activation_checkpointing to full"),
+    _not_in("pipeline", lambda c: c.train.activation_compression != "none", "train.activation_compression",
+            "stages do not call the model, whose passes are compressed", "remove train.activation_compression"),
+    _not_in("tensor", lambda c: c.train.activation_compression == "int8", "train.activation_compression",
+            "each process would round its part of a vector by a scale of its own",
+            "set train.activation_compression to bf16"),
     _not_when_split(lambda c: c.train.ddp_comm_hook != "no", "train.ddp_comm_hook",
              "only replicas exchange complete gradients", "remove train.ddp_comm_hook"),
     _not_when_split(lambda c: c.train.snapshot_ensemble, "train.snapshot_ensemble", "snapshots are complete models",
@@ -306,8 +313,13 @@ DEEPSPEED_RULES = (
                "DeepSpeed would scale losses and cast in its own way", "set train.mixed_precision to bf16 or no"),
     _stage_one("train.torch_compile", lambda c: c.train.torch_compile,
                "the model is compiled before DeepSpeed changes it", "remove train.torch_compile"),
-    _stage_one("train.activation_compression", lambda c: c.train.activation_compression != "none",
-               "it has not been compared under DeepSpeed", "remove train.activation_compression"),
+    _not_with_deepspeed(lambda c: c.train.activation_compression != "none",
+                        ("train.activation_compression", "parallel.backend"),
+                        "it has not been compared under DeepSpeed", f"remove train.activation_compression, or {_TORCH}"),
+    _not_with_deepspeed(lambda c: "segments" in c.train.activation_checkpointing and c.parallel.zero_stage != 1,
+                        ("train.activation_checkpointing", "parallel.backend"),
+                        "it has not been compared under DeepSpeed",
+                        f"set train.activation_checkpointing to full, or {_TORCH}", with_=("parallel.zero_stage",)),
     _stage_one("train.ddp_comm_hook", lambda c: c.train.ddp_comm_hook != "no", "DeepSpeed exchanges gradients itself",
                "remove train.ddp_comm_hook"),
     _stage_one("train.snapshot_ensemble", lambda c: c.train.snapshot_ensemble,
