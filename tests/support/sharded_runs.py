@@ -22,6 +22,8 @@ LLAMA = ("language_modeling", "model.from_config={model_type: llama, vocab_size:
 UNTIED = (LLAMA[0], LLAMA[1].replace("embeddings: true", "embeddings: false"))
 MODELS = {**{name: RUNS[name] for name in ("translation", "vit")}, "llama": LLAMA, "untied": UNTIED,
           "lora": (*UNTIED, "model.peft.method=lora", "model.peft.target_modules=[q_proj,lm_head]"),
+          "wide": (LLAMA[0], "model.from_config={model_type: llama, vocab_size: 6000, hidden_size: 32, "
+                   "num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 64, tie_word_embeddings: true}"),
           "frozen": (*LLAMA, "model.freeze=[model.embed_tokens.*]"),
           "whisper": ("speech_recognition/smoke_whisper",)}  # fmt: skip
 STRATEGIES = {
@@ -30,6 +32,7 @@ STRATEGIES = {
     "window": ("parallel.fsdp=2", "parallel.gradient_sync=window"),
     "recomputed": ("parallel.fsdp=2", "train.activation_checkpointing=full"),
     "segments": ("parallel.fsdp=2", "train.activation_checkpointing=segments"),
+    "compressed": ("parallel.fsdp=2", "train.activation_compression=bf16"),
     "nested": ("parallel.fsdp=2", "train.activation_checkpointing=nested_segments"),
     "chunked": ("parallel.fsdp=2", "train.chunked_loss=true"),
     "zero2_chunked": ("parallel.zero_stage=2", "train.chunked_loss=true"),

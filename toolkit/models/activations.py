@@ -19,7 +19,7 @@ from toolkit.base.errors import ConfigError
 from toolkit.base.shards import local
 from toolkit.config.sections import TrainConfig
 from toolkit.distributed.placement import layers_of, stacks_of
-from toolkit.models.segments import Contexts, nest_segments, segment_layers
+from toolkit.models.segments import Contexts, segment_layers
 from toolkit.models.unpadded.families import LAYERDROP
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Compressed(saved_tensors_hooks):
 
 
 KEY = "train.activation_checkpointing"
-SELECTIVE, NESTED = "selective", "nested_segments"
+SELECTIVE = "selective"
 PRODUCTS = ("mm", "addmm", "convolution")
 """Operations of aten whose results `selective` keeps: products with weights, most of the time of a forward pass.
 Attention is recomputed: its matrices are large, its dropout draws random numbers, which a recomputation must draw
@@ -176,12 +176,9 @@ def _checkpoint_segments(model: PreTrainedModel, setting: str, contexts: Context
     if skipped := [key for key in LAYERDROP if getattr(model.config, key, 0)]:
         skips = f"skips layers at random (model.config_overrides.{skipped[0]})"
         raise _rejected(setting, f"{name} {skips}; set that to 0, or use full")
-    _, _, number = setting.partition("_")
+    nested, number = setting.startswith("nested"), setting.removeprefix("segments").strip("_")
     for stack in stacks:
-        if setting == NESTED:
-            nest_segments(stack, contexts)
-        else:
-            segment_layers(stack, int(number) if number else None, contexts)
+        segment_layers(stack, 1 if nested else int(number) if number else None, contexts, nested)
 
 
 def _selective(contexts: Contexts | None) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

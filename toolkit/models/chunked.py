@@ -105,13 +105,8 @@ class Deferred:
     @contextmanager
     def gathered(self, free: bool = True) -> Iterator[None]:
         """Gathers the parameters of the head; they may stay until a backward pass frees them."""
-        from torch.distributed.fsdp import FSDPModule
-
-        parts: list[nn.Module] = [each for each in self._head.modules() if isinstance(each, FSDPModule)]
-        if {*self._head.parameters()} - {parameter for part in parts for parameter in part.parameters()}:
-            parts.append(self._model)  # which shards what is in no other module with shards
         with ExitStack() as entered:
-            for part in parts:
+            for part in (*self._head.modules(), self._model):  # which shards what no other part does
                 entered.enter_context(gathered(part, free))
             yield
 
@@ -231,9 +226,8 @@ class _Chunked(torch.autograd.Function):
         (weight,) = given
         if ctx.early:
             found = ctx.gradients
-            for each in found:
-                if each is not None:
-                    local(each).mul_(weight.to(each.dtype))
+            for each in (each for each in found if each is not None):
+                local(each).mul_(weight.to(each.dtype))
         else:
             hidden, targets = ctx.saved_tensors
             with ctx.logits.gathered():
@@ -247,10 +241,9 @@ def _differentiated(
     """Returns the gradients by the hidden states and the parameters, and the summed loss, weighted by token."""
     add_chunk: Callable[..., Tensor] = _by_autograd if ctx.logits.linear is None else _of_product
     of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[3] else None
-    total, tokens = torch.zeros(()), ctx.logits.tokens
     # Shards are gathered in 16 bits, in which each chunk would be rounded; autograd converts the sum.
-    wide = [torch.float32 if each.element_size() < 4 else each.dtype for each in ctx.trained]
-    of_trained = [torch.zeros_like(each, dtype=dtype) for each, dtype in zip(ctx.trained, wide, strict=True)]
+    of_trained = [torch.zeros_like(each, dtype=torch.promote_types(each.dtype, torch.float32)) for each in ctx.trained]
+    total, tokens = torch.zeros(()), ctx.logits.tokens
     sides = (repeat(None) if each is None else each.split(tokens) for each in (weights, of_hidden))
     for place, chunk in enumerate(zip(hidden.split(tokens), targets.split(tokens), *sides, strict=False)):
         loss = add_chunk(ctx, *chunk, of_trained)

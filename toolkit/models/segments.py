@@ -35,23 +35,16 @@ CACHES = {"use_cache": False, "past_key_values": None, "past_key_value": None, "
 """Arguments of layers that would update a cache of keys a second time, and what recomputed layers get instead."""
 
 
-def segment_layers(layers: Sequence[nn.Module], segments: int | None, contexts: Contexts | None = None) -> None:
-    """Makes the layers of a stack recompute their activations in segments; None is about the root of their number."""
+def segment_layers(
+    layers: Sequence[nn.Module], segments: int | None, contexts: Contexts | None = None, nested: bool = False
+) -> None:
+    """Makes the layers of a stack recompute their activations in segments; None is about the root of their number.
+
+    Nested segments consist of two segments each, down to single layers.
+    """
     size = math.ceil(len(layers) / (segments or math.ceil(math.sqrt(len(layers)))))
     for start in range(0, len(layers), size):
-        _Segment(layers[start : start + size], contexts or noop_context_fn)
-
-
-def nest_segments(layers: Sequence[nn.Module], contexts: Contexts | None = None) -> None:
-    """Makes the layers of a stack recompute their activations in segments of segments, down to single layers."""
-    _nested(layers, contexts or noop_context_fn, None)
-
-
-def _nested(layers: Sequence[nn.Module], contexts: Contexts, outer: _Segment | None) -> _Segment:
-    made = _Segment(layers, contexts, outer)
-    half = (len(layers) + 1) // 2
-    made.inner = [_nested(part, contexts, made) for part in (layers[:half], layers[half:]) if len(part) < len(layers)]
-    return made
+        _Segment(layers[start : start + size], contexts or noop_context_fn, nested)
 
 
 class _Reference(NamedTuple):
@@ -67,10 +60,7 @@ class _Given(NamedTuple):
     place: int
 
 
-_Place = tuple[int, int, torch.Size, tuple[int, ...], int]
-
-
-def _place(tensor: Tensor) -> _Place:
+def _place(tensor: Tensor) -> tuple[Any, ...]:
     """Returns what a tensor has in common with its aliases: FSDP2 gives layers aliases of what others returned."""
     storage = tensor.untyped_storage()._cdata
     return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor._version
@@ -86,8 +76,8 @@ class _Pass:
     """Layers with the structure and the leaves of their arguments, and the random state before each."""
     last: dict[_Reference, int] = field(default_factory=dict)
     """Number of the last call that takes a result of a layer of the segment."""
-    seen: dict[_Place, tuple[StorageWeakRef, _Reference | _Given]] = field(default_factory=dict)
-    """Tensors of the pass; a weak reference keeps the address of their memory from being used again."""
+    seen: dict[Any, tuple[StorageWeakRef, _Reference | _Given]] = field(default_factory=dict)
+    """Tensors of the pass by `_place`; a weak reference keeps the address of their memory from being used again."""
 
     def record(self, layer: nn.Module, arguments: Any, state: Any) -> None:
         """Records a call; a layer that does not take the result of the one before is a RunError."""
@@ -142,15 +132,19 @@ class _Pass:
 class _Segment:
     """Hooks on the layers of a segment, which may consist of `inner` segments."""
 
-    def __init__(self, layers: Sequence[nn.Module], contexts: Contexts, outer: _Segment | None = None) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], contexts: Contexts, nested: bool, outer: _Segment | None = None
+    ) -> None:
         self.contexts, self.layers, self.outer = contexts, layers, outer
-        self.inner: list[_Segment] = []
         self.current: _Pass | None = None
         self.region: Generator[None, None, None] | None = None
         for layer in layers:
             layer.register_forward_pre_hook(self._before, with_kwargs=True)
             # Before other hooks, which see what the layer has returned as well.
             layer.register_forward_hook(self._after, prepend=True, always_call=True)
+        half = math.ceil(len(layers) / 2)
+        halves = (layers[:half], layers[half:]) if nested and len(layers) > 1 else ()
+        self.inner = [_Segment(part, contexts, nested, self) for part in halves]
 
     def _before(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         first = layer is self.layers[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -15,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from toolkit.base.errors import ConfigError, RunError
 from toolkit.config.sections import TrainConfig
 from toolkit.distributed.placement import stacks_of
+from toolkit.engine.callbacks.peak import Ledger
 from toolkit.models.activations import KINDS, spare_activations
 from toolkit.models.fast_dropout import recomputing, use_fast_dropout
 from toolkit.models.segments import segment_layers
@@ -110,6 +112,27 @@ def test_segments_keep_fewer_inputs_and_selective_keeps_more():
     assert kept["full"] - kept["segments"] == 12 * 2 * 12 * 16 * 4
 
 
+def held(setting: str, layers: int) -> float:
+    """Returns the bytes of the tensors of a training pass, in inputs of a layer, and its weights."""
+    sizes = {**SMALL, "hidden_size": 64, "num_key_value_heads": 2, "num_hidden_layers": layers}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).train()
+    spare_activations(model, TrainConfig(activation_checkpointing=setting))
+    ledger = Ledger()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    own = sum(ledger.see(tensor) for parameter in model.parameters() for tensor in (parameter, parameter.grad))
+    with ledger:
+        model(input_ids=torch.arange(256).view(1, 256) % 50, use_cache=False).logits.square().sum().backward()
+    return (ledger.peak - own) / (256 * 64 * 4)
+
+
+@pytest.mark.slow
+def test_nested_segments_hold_one_more_input_for_twice_the_layers():
+    nested = [held("nested_segments", layers) for layers in (8, 16, 32)]
+    assert [after - before for before, after in itertools.pairwise(nested)] == pytest.approx([1, 1], abs=0.2)
+    assert held("segments", 32) > nested[-1] + 10
+
+
 def test_stacks_are_the_lists_of_layers():
     assert [len(stack) for stack in stacks_of(build("t5")[0])] == [5, 5]
     assert [len(stack) for stack in stacks_of(build("bert")[0])] == [5]
@@ -160,7 +183,9 @@ def test_both_engines_and_unpadded_rows_train_the_same(tmp_path):
     train("reviews", tmp_path / "segments", *RANDOM["reviews"], *few, "train.activation_checkpointing=segments")
     train("reviews", tmp_path / "selective", *RANDOM["reviews"], *few, "engine=trainer",
           "train.activation_checkpointing=selective")  # fmt: skip
-    for name in ("segments", "selective"):
+    train("reviews", tmp_path / "nested", *RANDOM["reviews"], *few, "engine=trainer",
+          "train.activation_checkpointing=nested_segments")  # fmt: skip
+    for name in ("segments", "selective", "nested"):
         assert_same_weights(tmp_path / "none", tmp_path / name)
         assert lines(tmp_path / "none") == lines(tmp_path / name)
 

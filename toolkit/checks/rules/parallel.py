@@ -102,9 +102,11 @@ PARALLEL_RULES = (
              "local SGD needs a complete model on each process", "set train.strategy to sync"),
     _not_when_split(lambda c: c.train.auto_batch_size, "train.auto_batch_size",
              "processes that share a model cannot begin a window again on their own", "remove train.auto_batch_size"),
-    _not_when_split(lambda c: c.train.mixed_precision in ("fp16", "fp8"), "train.mixed_precision",
-             "the loss scale of fp16 and the casts of fp8 are not synchronised over the parts of a model",
+    _not_when_split(lambda c: c.train.mixed_precision == "fp8", "train.mixed_precision",
+             "the casts of fp8 are not synchronised over the parts of a model",
              "set train.mixed_precision to bf16 or no"),
+    _not_in("pipeline", lambda c: c.train.mixed_precision == "fp16", "train.mixed_precision",
+            "the schedule computes backward passes without the loss scale of fp16", "set train.mixed_precision to bf16"),
     _not_when_split(lambda c: PRESETS[c.train.optim].library == "bitsandbytes", "train.optim",
              "the states of bitsandbytes' optimizers cannot be split or merged",
              "set train.optim to another optimizer"),
@@ -113,7 +115,7 @@ PARALLEL_RULES = (
     _not_in("pipeline", lambda c: "segments" in c.train.activation_checkpointing, "train.activation_checkpointing",
             "the layers of a segment may be on several stages", "set train.activation_checkpointing to full"),
     _not_in("pipeline", lambda c: c.train.activation_compression != "none", "train.activation_compression",
-            "stages do not call the model, whose passes are compressed", "remove train.activation_compression"),
+            "a row's gradient, whose error is measured, needs a schedule of its own", "remove train.activation_compression"),
     _not_in("tensor", lambda c: c.train.activation_compression == "int8", "train.activation_compression",
             "each process would round its part of a vector by a scale of its own",
             "set train.activation_compression to bf16"),
@@ -257,6 +259,12 @@ def _stage_one(key: str, when: Callable[[Config], bool], why: str, instead: str)
     return _not_with_deepspeed(lambda c: c.parallel.zero_stage == 1 and when(c), keys, why, f"{instead}, or {_TORCH}")
 
 
+def _compared(
+    key: str, when: Callable[[Config], bool], instead: str, why: str = "it has not been compared under DeepSpeed"
+) -> Rule:
+    return _not_with_deepspeed(when, (key, "parallel.backend"), why, f"{instead}, or {_TORCH}", ("parallel.zero_stage",))
+
+
 DEEPSPEED_RULES = (
     _not_with_deepspeed(lambda c: c.checkpoint.async_save is True, ("checkpoint.async_save", "parallel.backend"),
                           "DeepSpeed makes complete copies for each checkpoint, for which training waits",
@@ -309,17 +317,16 @@ DEEPSPEED_RULES = (
     _stage_one("train.optim", lambda c: PRESETS[c.train.optim].library == "bitsandbytes",
                "bitsandbytes needs parameters in their shape, and DeepSpeed updates flat parts of many",
                "set train.optim to adamw_torch"),
-    _stage_one("train.mixed_precision", lambda c: c.train.mixed_precision in ("fp16", "fp8"),
-               "DeepSpeed would scale losses and cast in its own way", "set train.mixed_precision to bf16 or no"),
+    _compared("train.mixed_precision", lambda c: c.train.mixed_precision in ("fp16", "fp8"),
+              "set train.mixed_precision to bf16 or no", "DeepSpeed would scale losses and cast in its own way"),
     _stage_one("train.torch_compile", lambda c: c.train.torch_compile,
                "the model is compiled before DeepSpeed changes it", "remove train.torch_compile"),
-    _not_with_deepspeed(lambda c: c.train.activation_compression != "none",
-                        ("train.activation_compression", "parallel.backend"),
-                        "it has not been compared under DeepSpeed", f"remove train.activation_compression, or {_TORCH}"),
-    _not_with_deepspeed(lambda c: "segments" in c.train.activation_checkpointing and c.parallel.zero_stage != 1,
-                        ("train.activation_checkpointing", "parallel.backend"),
-                        "it has not been compared under DeepSpeed",
-                        f"set train.activation_checkpointing to full, or {_TORCH}", with_=("parallel.zero_stage",)),
+    _compared("train.activation_compression", lambda c: c.train.activation_compression != "none",
+              "remove train.activation_compression"),
+    _compared("train.activation_checkpointing",
+              lambda c: "segments" in c.train.activation_checkpointing and c.parallel.zero_stage != 1,
+              "set train.activation_checkpointing to full"),
+    _compared("train.chunked_loss", lambda c: c.train.chunked_loss is True, "set train.chunked_loss to auto"),
     _stage_one("train.ddp_comm_hook", lambda c: c.train.ddp_comm_hook != "no", "DeepSpeed exchanges gradients itself",
                "remove train.ddp_comm_hook"),
     _stage_one("train.snapshot_ensemble", lambda c: c.train.snapshot_ensemble,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -84,7 +84,7 @@ def histogram(values: Tensor) -> Histogram | None:
 class CompressionError(Callback):
     """Says how one row's gradient of the first step differs from the exact one; a micro-batch might not fit.
 
-    Of a split model, it is the gradient of a row of each process with rows of its own.
+    Of a split model, it is that of a row of each data rank.
     """
 
     def __init__(self, training: Training) -> None:
@@ -116,22 +116,16 @@ class CompressionError(Callback):
         seed_all(run.cfg.seed, training.state.step, run.mesh.data_rank)
         with kept_buffers(model), exact_activations() if exact else nullcontext():
             loss = run.task.loss_sum(run.task.forward(model, batch), batch)
-            if run.cfg.parallel.splits:
-                return self._exchanged(loss, trained)
-            # Not `backward`, which would add to the gradient of the step, and exchange it.
-            found = torch.autograd.grad(loss, trained, allow_unused=True)
+            if run.cfg.parallel.splits:  # whose passes use gathered parameters, not those of the list
+                kept = [(parameter, parameter.grad) for parameter in trained]
+                model.zero_grad()
+                loss.backward()
+                found = tuple(None if parameter.grad is None else full(parameter.grad) for parameter in trained)
+                for parameter, gradient in kept:
+                    parameter.grad = gradient
+            else:  # not `backward`, which would add to the gradient of the step, and exchange it
+                found = torch.autograd.grad(loss, trained, allow_unused=True)
         return [part for part in found if part is not None]
-
-    def _exchanged(self, loss: Tensor, trained: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Returns the gradient of a row of each data rank; passes use gathered parameters, not those of this list."""
-        before = [parameter.grad for parameter in trained]
-        for parameter in trained:
-            parameter.grad = None
-        loss.backward()
-        found = [full(parameter.grad) for parameter in trained if parameter.grad is not None]
-        for parameter, gradient in zip(trained, before, strict=True):
-            parameter.grad = gradient
-        return found
 
     def final_metrics(self) -> dict[str, float]:
         """Returns the measured error."""
