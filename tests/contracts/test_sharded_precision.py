@@ -24,7 +24,12 @@ ON_TWO = (
     *(f"wide/bf16/{name}" for name in ("fsdp", "chunked")), *(f"wide/float32/{name}" for name in SPLIT),
     *(f"llama/bf16/{name}" for name in ("segments", "nested", "chunked")),
 )  # fmt: skip
-ALONE = ("llama/float64", "lora/float64", "frozen/float64", *(f"{name}/{precision}" for name in ("llama", *KINDS) for precision in ("float32", "bf16")))
+ALONE = (
+    "llama/float64",
+    "lora/float64",
+    "frozen/float64",
+    *(f"{name}/{precision}" for name in ("llama", *KINDS) for precision in ("float32", "bf16")),
+)
 
 
 @pytest.fixture(scope="module")

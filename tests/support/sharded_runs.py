@@ -39,10 +39,18 @@ STRATEGIES = {
     "tensor": ("parallel.tensor=2",),
     "tensor_chunked": ("parallel.tensor=2", "train.chunked_loss=true"),
     "tensor_nested": ("parallel.tensor=2", "train.activation_checkpointing=nested_segments"),
-    "hsdp_all": ("parallel.fsdp=2", "parallel.replicas=2", "train.chunked_loss=true",
-                 "train.activation_checkpointing=nested_segments"),
-    "fsdp_tensor_all": ("parallel.fsdp=2", "parallel.tensor=2", "train.chunked_loss=true",
-                        "train.activation_checkpointing=segments"),
+    "hsdp_all": (
+        "parallel.fsdp=2",
+        "parallel.replicas=2",
+        "train.chunked_loss=true",
+        "train.activation_checkpointing=nested_segments",
+    ),
+    "fsdp_tensor_all": (
+        "parallel.fsdp=2",
+        "parallel.tensor=2",
+        "train.chunked_loss=true",
+        "train.activation_checkpointing=segments",
+    ),
     "hsdp": ("parallel.fsdp=2", "parallel.replicas=2"),
 }
 SHORT = ("train.max_steps=5", "checkpoint.save_steps=null", "eval.eval_steps=null", "train.unpadded=false")

@@ -110,8 +110,9 @@ ALSO = {
     "fsdp": [*FURTHER],
     "zero1": [run for run in FURTHER if run not in ("schedule_free", "segments", "nested", "chunked", "compressed")],
     "ddp": ["segments", "compressed", "mixed", "masked_clips", "chat", "audio"],
-    "tensor": ["gpt2", "uneven", "adafactor", "recompute", "segments", "nested", "chunked", "ema", "fused", "few"],
-    **{mesh: ["gpt2", "uneven", "adafactor", "nested", "chunked"] for mesh in ("hsdp", "fsdp-tensor", "replicas-tensor")},
+    "tensor": ["gpt2", "uneven", "adafactor", "recompute", "nested", "chunked", "ema", "fused", "few"],
+    **{mesh: ["gpt2", "uneven", "adafactor", "nested", "chunked"] for mesh in ("hsdp", "fsdp-tensor")},
+    "replicas-tensor": ["gpt2", "uneven", "adafactor"],
 }
 """Further runs of strategies, with the loop."""
 OF_OPTIMIZERS = ("uneven", "adafactor", "muon", "lars", "unfreeze", "cycled")

@@ -149,14 +149,12 @@ def gathered(module: nn.Module, free: bool = True) -> Iterator[None]:
     from torch.distributed.fsdp import FSDPModule
 
     groups = module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else []
-    if all(group.is_unsharded for group in groups):
-        yield
-        return
-    module.unshard()
+    if gathers := not all(group.is_unsharded for group in groups):
+        module.unshard()
     try:
         yield
     finally:
-        if free:
+        if gathers and free:
             module.reshard()
 
 

@@ -53,12 +53,11 @@ def chunk_head(model: Any) -> None:
 
 
 def _forward(head: nn.Module, model: nn.Module, hidden: Tensor) -> Any:
-    return _logits(head, hidden) if needed() is None else Deferred(head, hidden, model)
+    return _plain(head)(hidden) if needed() is None else Deferred(head, hidden, model)
 
 
-def _logits(head: Any, hidden: Tensor) -> Tensor:
-    found: Tensor = vars(head).get("split_forward", partial(type(head).forward, head))(hidden)
-    return found
+def _plain(head: nn.Module) -> Callable[[Tensor], Tensor]:
+    return vars(head).get("split_forward") or partial(type(head).forward, head)
 
 
 @dataclass(init=False, eq=False, repr=False)  # FSDP2 looks for tensors with gradients in the fields of outputs
@@ -90,7 +89,7 @@ class Deferred:
         """Returns the logits of some hidden states `[n, size]`."""
         device, dtype, enabled = self._autocast
         with torch.autocast(device, dtype, enabled):
-            logits = _logits(self._head, hidden)
+            logits = _plain(self._head)(hidden)
         logits = logits.float() if self._as_float else logits
         for change in self._further:
             logits = change(logits)

@@ -47,6 +47,17 @@ def segment_layers(
         _Segment(layers[start : start + size], contexts or noop_context_fn, nested)
 
 
+def gathered_again(setting: str, layers: int) -> int:
+    """Returns how often recomputation gathers a sharded layer, all of them together; not before its backward pass."""
+    if setting == "nested_segments":
+        half = math.ceil(layers / 2)
+        return half + gathered_again(setting, half) + gathered_again(setting, layers - half) if layers > 1 else 0
+    if not setting.startswith("segments"):
+        return 0
+    size = math.ceil(layers / int(setting.partition("_")[2] or math.ceil(math.sqrt(layers)) or 1))
+    return layers - math.ceil(layers / max(size, 1))
+
+
 class _Reference(NamedTuple):
     """A tensor that a layer of the segment has returned: the number of its call, and its place."""
 
@@ -94,15 +105,13 @@ class _Pass:
         self.calls.append((layer, structure, found, state or (torch.get_rng_state(), get_device_states(*leaves))))
 
     def _leaf(self, tensor: Tensor) -> _Reference | _Given:
-        known = self.seen.get(_place(tensor))
-        if known is not None and not known[0].expired():
-            return known[1]
-        self.kept.append(tensor)
-        return self._see(tensor, _Given(len(self.kept) - 1))
+        if (place := _place(tensor)) not in self.seen:
+            self.kept.append(tensor)
+            self._see(tensor, _Given(len(self.kept) - 1))
+        return self.seen[place][1]
 
-    def _see(self, tensor: Tensor, leaf: Any) -> Any:
+    def _see(self, tensor: Tensor, leaf: _Reference | _Given) -> None:
         self.seen[_place(tensor)] = StorageWeakRef(tensor.untyped_storage()), leaf
-        return leaf
 
     def note(self, output: Any) -> None:
         """Notes what the last recorded call has returned."""
@@ -110,16 +119,20 @@ class _Pass:
             if isinstance(leaf, Tensor):
                 self._see(leaf, _Reference(len(self.calls) - 1, place))
 
-    def replay(self, call: Callable[..., Any], *first: Tensor) -> None:
+    def replay(self, segment: _Segment, *first: Tensor) -> None:
         """Calls the layers again with their random numbers, and the first call's tensors, which torch has kept."""
         results: dict[_Reference, Any] = {}
-        for number, (layer, structure, leaves, (cpu, (devices, states))) in enumerate(self.calls):
-            torch.set_rng_state(cpu)
-            set_device_states(devices, states)
-            args, kwargs = tree_unflatten([self._value(leaf, results, first) for leaf in leaves], structure)
-            output = tree_flatten(call(layer, args, kwargs))[0]
-            results |= {_Reference(number, place): leaf for place, leaf in enumerate(output)}
-            results = {leaf: value for leaf, value in results.items() if self.last.get(leaf, 0) > number}
+        try:
+            for number, (layer, structure, leaves, (cpu, (devices, states))) in enumerate(self.calls):
+                torch.set_rng_state(cpu)
+                set_device_states(devices, states)
+                args, kwargs = tree_unflatten([self._value(leaf, results, first) for leaf in leaves], structure)
+                output = tree_flatten(segment.call(layer, args, kwargs))[0]
+                results |= {_Reference(number, place): leaf for place, leaf in enumerate(output)}
+                results = {leaf: value for leaf, value in results.items() if self.last.get(leaf, 0) > number}
+        finally:
+            for each in reversed(segment.inner):  # torch ends a replay once it has all that it needs
+                each.close()
 
     def _value(self, leaf: Any, results: dict[_Reference, Any], first: Sequence[Tensor]) -> Any:
         if isinstance(leaf, _Reference):
@@ -149,7 +162,7 @@ class _Segment:
     def _before(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         first = layer is self.layers[0]
         if first:
-            self._close()  # a pass that an error has ended
+            self.close()  # a pass that an error has ended
             self.current = _Pass() if layer.training and torch.is_grad_enabled() else None
         if self.current is None:
             return None
@@ -158,7 +171,7 @@ class _Segment:
         try:
             self.current.record(layer, (args, kwargs), recorded.calls[-1][-1] if recorded else None)
         except RunError:
-            self._close()
+            self.close()
             raise
         if first:
             self._open(self.current)
@@ -168,19 +181,12 @@ class _Segment:
         from torch.utils.checkpoint import _checkpoint_without_reentrant_generator
 
         settings = (True, self.contexts, "default", False, True)  # random state, contexts, checks, debug, early stop
-        replay = partial(self._replay, current)
+        replay = partial(current.replay, self)
         self.region = _checkpoint_without_reentrant_generator(replay, *settings, *current.kept)
         self.num_first = len(current.kept)
         next(self.region)
 
-    def _replay(self, recorded: _Pass, *first: Tensor) -> None:
-        try:
-            recorded.replay(self._call, *first)
-        finally:
-            for each in reversed(self.inner):  # torch ends a replay once it has all that it needs
-                each._close()
-
-    def _call(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    def call(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Returns what a layer returns, in the inner segments that it is part of."""
         inner = [each for each in self.inner if layer in each.layers]
         for each in inner:
@@ -195,7 +201,7 @@ class _Segment:
         if self.current is None:
             return
         if output is None:  # the layer has failed
-            self._close()
+            self.close()
         elif layer is not self.layers[-1]:
             self.current.note(output)
         else:
@@ -206,7 +212,8 @@ class _Segment:
             del self.current.kept[: self.num_first]
             self.current = self.region = None
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Ends a pass."""
         if self.region is not None:
             self.region.close()
         self.current = self.region = None

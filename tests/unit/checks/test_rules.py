@@ -202,7 +202,6 @@ CONFLICTS = {
     "parallel.pipeline=2 train.gradient_accumulation_steps=2 train.chunked_loss=true": "passes all logits to the loss",
     f"{ZERO}3 train.chunked_loss=true": "it has not been compared under DeepSpeed; set train.chunked_loss to auto",
     f"{ZERO}2 train.activation_checkpointing=nested_segments": "set train.activation_checkpointing to full, or set",
-    f"{ZERO}1 train.activation_compression=bf16": "it has not been compared under DeepSpeed; remove",
     "train.pad_to_multiple_of=8 train.max_tokens_per_batch=64": "a budget makes micro-batches of many numbers of rows",
     "train.pad_to_multiple_of=8 train.unpadded=true": "pad_to_multiple_of has no effect without padding",
     "train.dataloader_num_workers=0 train.dataloader_persistent_workers=true": "loaded in the training process",

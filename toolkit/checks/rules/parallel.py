@@ -19,8 +19,8 @@ def _not_when_split(when: Callable[[Config], bool], key: str, why: str, instead:
 
 
 def _not_in(split: str, when: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
-    other = f"parallel.{split}"
-    return Rule(lambda c: getattr(c.parallel, split) > 1 and when(c), (key, other), why, f"{instead}, or remove {other}")
+    keys = (key, f"parallel.{split}")
+    return Rule(lambda c: getattr(c.parallel, split) > 1 and when(c), keys, why, f"{instead}, or remove {keys[1]}")
 
 
 def _sharded_only(name: str) -> Rule:
@@ -106,7 +106,7 @@ PARALLEL_RULES = (
              "the casts of fp8 are not synchronised over the parts of a model",
              "set train.mixed_precision to bf16 or no"),
     _not_in("pipeline", lambda c: c.train.mixed_precision == "fp16", "train.mixed_precision",
-            "the schedule computes backward passes without the loss scale of fp16", "set train.mixed_precision to bf16"),
+            "the schedule has backward passes without the loss scale of fp16", "set train.mixed_precision to bf16"),
     _not_when_split(lambda c: PRESETS[c.train.optim].library == "bitsandbytes", "train.optim",
              "the states of bitsandbytes' optimizers cannot be split or merged",
              "set train.optim to another optimizer"),
@@ -115,7 +115,7 @@ PARALLEL_RULES = (
     _not_in("pipeline", lambda c: "segments" in c.train.activation_checkpointing, "train.activation_checkpointing",
             "the layers of a segment may be on several stages", "set train.activation_checkpointing to full"),
     _not_in("pipeline", lambda c: c.train.activation_compression != "none", "train.activation_compression",
-            "a row's gradient, whose error is measured, needs a schedule of its own", "remove train.activation_compression"),
+            "the error of a row's gradient needs a schedule of its own", "remove train.activation_compression"),
     _not_in("tensor", lambda c: c.train.activation_compression == "int8", "train.activation_compression",
             "each process would round its part of a vector by a scale of its own",
             "set train.activation_compression to bf16"),
@@ -262,7 +262,8 @@ def _stage_one(key: str, when: Callable[[Config], bool], why: str, instead: str)
 def _compared(
     key: str, when: Callable[[Config], bool], instead: str, why: str = "it has not been compared under DeepSpeed"
 ) -> Rule:
-    return _not_with_deepspeed(when, (key, "parallel.backend"), why, f"{instead}, or {_TORCH}", ("parallel.zero_stage",))
+    keys = (key, "parallel.backend")
+    return _not_with_deepspeed(when, keys, why, f"{instead}, or {_TORCH}", ("parallel.zero_stage",))
 
 
 DEEPSPEED_RULES = (
