@@ -10,7 +10,7 @@ import estimate_runs
 import pytest
 from estimate_runs import MODELS, SHORT, STEPS, STRATEGIES
 from launching import fork
-from runs import ROOT
+from runs import ROOT, SMALL, train
 
 from toolkit.footprint.simulate import simulate
 from toolkit.lab.plan.estimates import Estimate, estimated
@@ -54,3 +54,18 @@ def test_bytes_are_those_counted_and_memory_is_that_held(tmp_path, processes):
         assert found.sent == pytest.approx(sent, rel=0.02), name  # the estimate is for one token less
         for part in PARTS:
             assert getattr(found, part) == pytest.approx(max(rank[part] for rank in ranks), rel=0.1), (name, part)
+
+
+@pytest.mark.parametrize("setting", ["segments", "nested_segments"])
+def test_the_peak_of_segments_is_that_counted(tmp_path, setting):
+    model = (*SMALL, "model.from_config={model_type: llama, vocab_size: 100, hidden_size: 64, num_hidden_layers: 32, "
+             "num_attention_heads: 2, num_key_value_heads: 2, intermediate_size: 64}")  # fmt: skip
+    rows = ("train.per_device_train_batch_size=16", "train.gradient_accumulation_steps=1", "train.optim=sgd")
+    settings = (*model, *SHORT, *rows, f"train.activation_checkpointing={setting}", "tracking.count_memory=true")
+    counted = train("language_modeling", tmp_path / "run", *settings).further["counted_peak_bytes"][0]
+    task_type = load_task_type(ROOT / "recipes/language_modeling.py")
+    file = ROOT / "recipes/configs/language_modeling/smoke.yaml"
+    cfg = load_settings(task_type, file, [*settings, f"output_dir={tmp_path / 'new'}"]).config
+    planned = simulate(subject_of(cfg, task_type(cfg)))
+    assert planned.peak == pytest.approx(counted, rel=0.1)
+    assert planned.passing > planned.states / 2  # what is recomputed decides

@@ -14,12 +14,22 @@ from tolerances import FLOAT64
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 KINDS = ("translation", "vit", "whisper")
+SPLIT = ("fsdp", "chunked", "tensor", "tensor_chunked")
 ON_TWO = (
     "llama/float64/fsdp", "llama/float64/window", "llama/float64/recomputed", "llama/bf16/ddp", "llama/bf16/fsdp",
     "llama/bf16/window", "llama/bf16/recomputed", "llama/float32/fsdp", "llama/float32/window",
     *(f"{kind}/bf16/fsdp" for kind in KINDS),
+    *(f"llama/float64/{name}" for name in ("segments", "nested", "zero2_chunked", "tensor_nested", "tensor_chunked")),
+    *(f"{name}/float64/chunked" for name in ("llama", "lora", "frozen")),
+    *(f"wide/bf16/{name}" for name in ("fsdp", "chunked")), *(f"wide/float32/{name}" for name in SPLIT),
+    *(f"llama/bf16/{name}" for name in ("segments", "nested", "chunked")),
 )  # fmt: skip
-ALONE = ("llama/float64", *(f"{name}/{precision}" for name in ("llama", *KINDS) for precision in ("float32", "bf16")))
+ALONE = (
+    "llama/float64",
+    "lora/float64",
+    "frozen/float64",
+    *(f"{name}/{precision}" for name in ("llama", *KINDS) for precision in ("float32", "bf16")),
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +54,26 @@ def result(folder: Path) -> dict:
     return json.loads((folder / "run.json").read_text())["result"]
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "window", "recomputed"])
-def test_shards_train_like_one_process(output, strategy):
-    one, other = weights(run(output, "llama/float64")), weights(run(output, f"llama/float64/{strategy}"))
+@pytest.mark.parametrize("name", [name for name in ON_TWO if "float64" in name])
+def test_shards_train_like_one_process(output, name):
+    one, other = weights(run(output, name.rpartition("/")[0])), weights(run(output, name))
     assert max(float((one[name] - value).abs().max()) for name, value in other.items()) <= FLOAT64
 
 
-@pytest.mark.parametrize("name", ["llama", *KINDS])
-def test_16_bits_are_as_near_to_float32_as_autocast_of_one_process(output, name):
+@pytest.mark.parametrize(("name", "how"), [*((name, "fsdp") for name in ("llama", *KINDS)), ("llama", "chunked")])
+def test_16_bits_are_as_near_to_float32_as_autocast_of_one_process(output, name, how):
     autocast = distance(run(output, f"{name}/bf16"), run(output, f"{name}/float32"))
-    assert 0 < distance(run(output, f"{name}/bf16/fsdp"), run(output, f"{name}/float32")) <= 1.3 * autocast
+    assert 0 < distance(run(output, f"{name}/bf16/{how}"), run(output, f"{name}/float32")) <= 1.3 * autocast
+
+
+def test_recomputed_segments_and_losses_in_chunks_hold_less(output):
+    """Bytes that are counted: the layers of a segment are freed again, and logits are never whole."""
+    named = [name for name in ON_TWO if "float64" not in name]
+    peak = {name: max(result(run(output, name))["counted_peak_bytes"]) for name in named}
+    assert max(peak["llama/bf16/segments"], peak["llama/bf16/nested"]) < 0.92 * peak["llama/bf16/fsdp"]
+    for plain, chunked in (("bf16/fsdp", "bf16/chunked"), ("float32/fsdp", "float32/chunked"),
+                           ("float32/tensor", "float32/tensor_chunked")):  # fmt: skip
+        assert peak[f"wide/{chunked}"] < 0.8 * peak[f"wide/{plain}"], chunked
 
 
 def test_processes_hold_shards_and_send_16_bits(output):
@@ -73,7 +93,10 @@ def test_processes_hold_shards_and_send_16_bits(output):
 
 
 def test_groups_of_shards_exchange_once_per_window(tmp_path):
-    fork([Path(sharded_runs.__file__), tmp_path, "llama/float64/hsdp"], 4, timeout=600)
+    names = [f"llama/float64/{strategy}" for strategy in ("hsdp", "hsdp_all", "fsdp_tensor_all")]
+    fork([Path(sharded_runs.__file__), tmp_path, *names], 4, timeout=600)
     sharded_runs.main(tmp_path, "llama/float64")
-    one, other = weights(run(tmp_path, "llama/float64")), weights(run(tmp_path, "llama/float64/hsdp"))
-    assert max(float((one[name] - value).abs().max()) for name, value in other.items()) <= FLOAT64
+    one = weights(run(tmp_path, "llama/float64"))
+    for other in names:
+        found = weights(run(tmp_path, other))
+        assert max(float((one[name] - value).abs().max()) for name, value in found.items()) <= FLOAT64, other

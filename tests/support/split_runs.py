@@ -72,6 +72,8 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "adadelta": ("reviews", "train.optim=adadelta", "train.learning_rate=1.0"),
     "cycled": ("reviews", *ADAMW, "train.lr_scheduler_type=one_cycle", "train.lr_scheduler_kwargs.cycle_momentum=true"),
     "segments": ("language_modeling", *SGD, "train.activation_checkpointing=segments"),
+    "nested": ("language_modeling", *SGD, "train.activation_checkpointing=nested_segments"),
+    "chunked": ("language_modeling", *SGD, "train.chunked_loss=true", "model.from_config.vocab_size=401"),
     "selective": ("language_modeling", *SGD, "train.activation_checkpointing=selective"),
     "compressed": ("language_modeling", *SGD, "train.activation_compression=int8"),
     "mixed": ("reviews/smoke_image", *SGD, "task.image.mixup_alpha=0.4", "task.image.cutmix_alpha=1.0"),
@@ -105,11 +107,12 @@ CELLS = {
 }
 """The tasks that each strategy trains; the others are refused."""
 ALSO = {
-    "fsdp": [run for run in FURTHER if run not in ("segments", "compressed")],
-    "zero1": [run for run in FURTHER if run not in ("schedule_free", "segments", "compressed")],
+    "fsdp": [*FURTHER],
+    "zero1": [run for run in FURTHER if run not in ("schedule_free", "segments", "nested", "chunked", "compressed")],
     "ddp": ["segments", "compressed", "mixed", "masked_clips", "chat", "audio"],
-    "tensor": ["gpt2", "uneven", "adafactor", "recompute", "ema", "fused", "few"],
-    **{mesh: ["gpt2", "uneven", "adafactor"] for mesh in ("hsdp", "fsdp-tensor", "replicas-tensor")},
+    "tensor": ["gpt2", "uneven", "adafactor", "recompute", "nested", "chunked", "ema", "fused", "few"],
+    **{mesh: ["gpt2", "uneven", "adafactor", "nested", "chunked"] for mesh in ("hsdp", "fsdp-tensor")},
+    "replicas-tensor": ["gpt2", "uneven", "adafactor"],
 }
 """Further runs of strategies, with the loop."""
 OF_OPTIMIZERS = ("uneven", "adafactor", "muon", "lars", "unfreeze", "cycled")
@@ -123,10 +126,10 @@ COVER: dict[str, tuple[str, ...]] = {
     "zero2": ("reviews", "qa", "language_modeling:trainer"),
     "fsdp": (*CELLS["fsdp"], "reviews:trainer", "translation:trainer",
              *(run for run in ALSO["fsdp"] if run not in ELSEWHERE)),
-    "hsdp": ("adafactor", "masked:trainer"),
+    "hsdp": ("adafactor", "masked:trainer", "nested"),
     "tensor": (*CELLS["tensor"], "reviews:trainer", *ALSO["tensor"]),
     "replicas-tensor": ("uneven", "reviews:trainer"),
-    "fsdp-tensor": ("gpt2", "translation:trainer"),
+    "fsdp-tensor": ("gpt2", "translation:trainer", "nested", "chunked"),
     "pipeline": ("reviews", "vit", "qa:trainer"),
     "replicas-pipeline": ("masked", "reviews:trainer"),
     "tensor-pipeline": ("language_modeling", "vit:trainer"),

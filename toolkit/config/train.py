@@ -102,7 +102,8 @@ class TrainConfig:
     """Decay of an exponential moving average (EMA) of the weights, for instance 0.999. The EMA is evaluated and saved;
     training is unaffected."""
     mixed_precision: Literal["no", "bf16", "fp16", "fp8"] | None = None
-    """Precision of the forward pass; weights stay float32. Null means the launcher's value, or `no`."""
+    """Precision of the forward pass; weights stay float32. Null means the launcher's value, or `no`. With `fp16`, all
+    processes skip an update if a gradient of one overflows."""
     strategy: Literal["sync", "local_sgd"] = "sync"
     """How processes share the training: `sync` averages gradients in every step; `local_sgd` trains each process on its
     own and averages parameters periodically."""
@@ -120,12 +121,14 @@ class TrainConfig:
     tf32: bool | None = None
     """Allow TensorFloat32 in float32 matrix products and convolutions on a GPU; null keeps PyTorch's defaults."""
     activation_checkpointing: Annotated[
-        str, Field(pattern=r"^(none|full|selective|segments(_[1-9]\d*)?|every_[1-9]\d*_layers)$")
+        str, Field(pattern=r"^(none|full|selective|nested_segments|segments(_[1-9]\d*)?|every_[1-9]\d*_layers)$")
     ] = "none"
     """Recompute activations in the backward pass instead of storing them: in no layer (`none`), in every layer
     (`full`), in one of k layers (`every_2_layers`), in every layer except for the products with its weights, which
     take longest (`selective`), or in about the square root of n segments of the n layers, of which only the inputs are
-    stored (`segments`; `segments_3` has three). The gradient does not change."""
+    stored (`segments`; `segments_3` has three). `nested_segments` halves segments down to single layers: it stores the
+    inputs of about log2(n) of them, and computes each about log2(n) / 2 + 1 times again. The gradient does not change.
+    """
     activation_compression: Literal["none", "bf16", "int8"] = "none"
     """Store activations between the forward and the backward pass with fewer bits: bfloat16, or whole numbers of 8 bits
     with a scale for each vector. The gradient is no longer exact; the run measures its error in the first step."""
@@ -137,7 +140,7 @@ class TrainConfig:
     chunked_loss: Literal["auto"] | bool = "auto"
     """Compute the cross entropy of a language model from at most 512 tokens at a time, so that the logits of all tokens
     are never in memory; the gradient does not change but for rounding. `auto` does so for vocabularies of 32,000 tokens
-    or more, unless the model is split over processes or compiled."""
+    or more, unless the model is a pipeline or compiled."""
     auto_batch_size: bool = False
     """After an out-of-memory error, split each micro-batch into smaller parts from then on, on all processes. The rows
     and the gradient of a step do not change. Evaluation has its own batch size."""

@@ -140,6 +140,24 @@ def _float32(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
+@contextmanager
+def gathered(module: nn.Module, free: bool = True) -> Iterator[None]:
+    """Gathers the parameters that FSDP2 shards as those of a module; may free them at the end if they were not there.
+
+    Every process of the mesh must enter it. Within a module's own passes FSDP2 does both itself.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    groups = module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else []
+    if gathers := not all(group.is_unsharded for group in groups):
+        module.unshard()
+    try:
+        yield
+    finally:
+        if gathers and free:
+            module.reshard()
+
+
 def sharing_modules(model: nn.Module) -> list[list[nn.Module]]:
     """Returns groups of modules that share a parameter (tied weights), as connected components."""
     owners: dict[int, list[nn.Module]] = {}

@@ -71,9 +71,10 @@ class Cuts:
         for table in tables:
             table.register_forward_hook(lambda module, arguments, output: self._sum(output, "vocabulary_summed"))
         head.register_forward_pre_hook(lambda module, inputs: self._sum_gradient(inputs[0], "vocabulary_summed"))
-        head.register_forward_hook(
-            lambda module, arguments, logits: self._sum(logits[..., :_PER_TOKEN], "vocabulary_summed")
-        )
+        head.register_forward_hook(self._sum_losses)
+
+    def _sum_losses(self, head: nn.Module, inputs: Any, logits: Any) -> None:  # which may be `chunked.Deferred`
+        self.figures["vocabulary_summed"] += _PER_TOKEN * logits.shape[:-1].numel() * logits.dtype.itemsize
 
     def _sum(self, tensor: Tensor, figure: str = "tensor_summed") -> None:
         self.figures[figure] += tensor.numel() * tensor.element_size()

@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from toolkit.base.errors import ConfigError
+from toolkit.base.shards import local
 from toolkit.config.sections import TrainConfig
 from toolkit.distributed.placement import layers_of, stacks_of
 from toolkit.models.segments import Contexts, segment_layers
@@ -147,7 +148,7 @@ def _checkpoint(model: PreTrainedModel, setting: str, contexts: Contexts | None)
     if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for layer in layers for part in layer.modules()):
         twice = "whose running statistics would count every micro-batch twice"
         raise _rejected(setting, f"the layers of {name} have batch normalisation, {twice}; set it to none")
-    if setting.startswith("segments"):
+    if "segments" in setting:
         _checkpoint_segments(model, setting, contexts)
         return
     if setting == SELECTIVE:
@@ -175,9 +176,9 @@ def _checkpoint_segments(model: PreTrainedModel, setting: str, contexts: Context
     if skipped := [key for key in LAYERDROP if getattr(model.config, key, 0)]:
         skips = f"skips layers at random (model.config_overrides.{skipped[0]})"
         raise _rejected(setting, f"{name} {skips}; set that to 0, or use full")
-    _, _, number = setting.partition("_")
+    nested, number = setting.startswith("nested"), setting.removeprefix("segments").strip("_")
     for stack in stacks:
-        segment_layers(stack, int(number) if number else None, contexts)
+        segment_layers(stack, 1 if nested else int(number) if number else None, contexts, nested)
 
 
 def _selective(contexts: Contexts | None) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
@@ -202,12 +203,21 @@ def _all_of(contexts: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
 
 def store_activations(model: nn.Module, hooks: Callable[[set[int]], saved_tensors_hooks]) -> None:
     """Stores a model's tensors for the backward pass by `hooks(storages of its parameters)`, which stay as they are."""
+    resident: set[int] = set()
 
     def context() -> AbstractContextManager[Any]:
-        resident = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+        resident.clear()
+        add(model)
         return hooks(resident) if torch.is_grad_enabled() else nullcontext()
 
+    def add(module: nn.Module, *arguments: Any) -> None:
+        resident.update(local(parameter).untyped_storage()._cdata for parameter in module.parameters())
+
     around_training_passes(model, context)
+    layers = layers_of(model)
+    for module in model.modules():  # their parameters may be gathered for their pass only
+        if module in layers or module._parameters:
+            module.register_forward_pre_hook(add)
 
 
 def around_training_passes(model: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -2,16 +2,18 @@
 
 The sum of losses finds its gradient in the forward pass, chunk by chunk, with no further product; losses of single
 tokens compute their chunks again in the backward pass. Any head will do: with a bias, tied to the embeddings, with
-adapters, scaled or capped logits.
+adapters, scaled or capped logits, or split by the vocabulary over processes. A sharded head (FSDP2) is gathered for the
+loss, after the model's pass has freed it, and freed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from copy import copy
-from functools import partialmethod
+from dataclasses import dataclass
+from functools import partial, partialmethod
 from itertools import repeat
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from toolkit.api.batch import IGNORE_INDEX, needed
+from toolkit.base.shards import is_split, local
+from toolkit.distributed.placement import gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -32,11 +36,11 @@ LARGE = 32_000
 
 
 def is_chosen(cfg: Config, config: PreTrainedConfig) -> bool:
-    """Resolves `train.chunked_loss` for a model: heads of split models have their own losses."""
+    """Resolves `train.chunked_loss` for a model."""
     if cfg.train.chunked_loss != "auto":
         return cfg.train.chunked_loss
-    split = cfg.parallel.splits or cfg.parallel.backend == "deepspeed"
-    excluded = split or cfg.train.torch_compile or cfg.train.ddp_find_unused_parameters
+    other = cfg.parallel.pipeline > 1 or cfg.parallel.backend == "deepspeed"
+    excluded = other or cfg.train.torch_compile or cfg.train.ddp_find_unused_parameters
     return not excluded and getattr(config.get_text_config(), "vocab_size", 0) >= LARGE
 
 
@@ -45,15 +49,18 @@ def chunk_head(model: Any) -> None:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     drops = isinstance(head, nn.Module) and any(isinstance(part, nn.Dropout) and part.p for part in head.modules())
     if isinstance(head, nn.Module) and not drops:
-        head.forward = MethodType(_forward, head)
+        head.forward = partial(_forward, head, model)
 
 
-def _forward(head: nn.Module, hidden: Tensor) -> Any:
-    if needed() is None:
-        return type(head).forward(head, hidden)
-    return Deferred(head, hidden)
+def _forward(head: nn.Module, model: nn.Module, hidden: Tensor) -> Any:
+    return _plain(head)(hidden) if needed() is None else Deferred(head, hidden, model)
 
 
+def _plain(head: nn.Module) -> Callable[[Tensor], Tensor]:
+    return vars(head).get("split_forward") or partial(type(head).forward, head)
+
+
+@dataclass(init=False, eq=False, repr=False)  # FSDP2 looks for tensors with gradients in the fields of outputs
 class Deferred:
     """Logits `[..., vocabulary]` that are not computed yet: the hidden states, the head, and what follows it.
 
@@ -61,8 +68,14 @@ class Deferred:
     the logits.
     """
 
-    def __init__(self, head: Any, hidden: Tensor) -> None:
-        self._head, self._hidden = head, hidden
+    _hidden: Tensor
+
+    def __init__(self, head: Any, hidden: Tensor, model: nn.Module) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        self._head, self._model = head, model
+        # FSDP2 hooks its modules' outputs, and warns of views.
+        self._hidden = hidden.clone() if isinstance(model, FSDPModule) and hidden._base is not None else hidden
         self._further: tuple[Callable[[Tensor], Tensor], ...] = ()
         self._as_float = False
         self._best: Tensor | None = None
@@ -76,7 +89,7 @@ class Deferred:
         """Returns the logits of some hidden states `[n, size]`."""
         device, dtype, enabled = self._autocast
         with torch.autocast(device, dtype, enabled):
-            logits: Tensor = type(self._head).forward(self._head, hidden)
+            logits = _plain(self._head)(hidden)
         logits = logits.float() if self._as_float else logits
         for change in self._further:
             logits = change(logits)
@@ -85,7 +98,16 @@ class Deferred:
     @property
     def linear(self) -> Any:
         """The head if it is a plain product and nothing but a conversion follows it, otherwise None."""
-        return self._head if type(self._head) is nn.Linear and not self._further else None
+        plain = type(self._head) is nn.Linear and not is_split(self._head.weight)
+        return self._head if plain and not self._further else None
+
+    @contextmanager
+    def gathered(self, free: bool = True) -> Iterator[None]:
+        """Gathers the parameters of the head; they may stay until a backward pass frees them."""
+        with ExitStack() as entered:
+            for part in (*self._head.modules(), self._model):  # which shards what no other part does
+                entered.enter_context(gathered(part, free))
+            yield
 
     @property
     def tokens(self) -> int:
@@ -95,21 +117,24 @@ class Deferred:
     def cross_entropy(self, targets: Tensor, reduction: str = "sum", label_smoothing: float = 0.0) -> Tensor:
         """Returns the cross entropy with targets `[n]` of the flattened positions, as `torch.nn.functional` does."""
         hidden = self._hidden.flatten(0, -2)
-        trained = [parameter for parameter in self._head.parameters() if parameter.requires_grad]
-        if not torch.is_grad_enabled():
-            losses = self.losses(hidden, targets, label_smoothing, keep_best=True)
-            return losses.sum() if reduction == "sum" else losses
         # The gradient that is found in the forward pass is not scaled yet, so that it could vanish in float16.
         early = reduction == "sum" and hidden.dtype != torch.float16
-        loss: Tensor = _Chunked.apply(self, early, label_smoothing, hidden, targets, *trained)
+        with self.gathered():
+            if not torch.is_grad_enabled():
+                losses = self.losses(hidden, targets, label_smoothing, keep_best=True)
+                return losses.sum() if reduction == "sum" else losses
+            trained = [parameter for parameter in self._head.parameters() if parameter.requires_grad]
+            loss: Tensor = _Chunked.apply(self, early, label_smoothing, hidden, targets, *trained)
         return loss.sum() if reduction == "sum" and not early else loss
 
     def losses(self, hidden: Tensor, targets: Tensor, label_smoothing: float, keep_best: bool = False) -> Tensor:
         """Returns the cross entropy `[n]` of each position without gradients; may keep the likeliest classes."""
         losses, best = [], []
         for part, own in zip(hidden.split(self.tokens), targets.split(self.tokens), strict=True):
-            logits = self.of(part)
-            losses.append(cross_entropy(logits, own, reduction="none", label_smoothing=label_smoothing))
+            # Split logits are put together where no gradient is computed.
+            with torch.set_grad_enabled(not keep_best and is_split(self._head.weight)):
+                logits = self.of(part.detach())
+                losses.append(cross_entropy(logits, own, reduction="none", label_smoothing=label_smoothing).detach())
             best += [logits.argmax(-1)] if keep_best else []
         self._best = torch.cat(best).view(self.shape[:-1]) if keep_best else None
         return torch.cat(losses)
@@ -117,14 +142,15 @@ class Deferred:
     def argmax(self, dim: int = -1) -> Tensor:
         """Returns the likeliest classes, `[...]`."""
         if self._best is None:
-            with torch.no_grad():
+            with torch.no_grad(), self.gathered():
                 best = [self.of(part).argmax(dim) for part in self._hidden.flatten(0, -2).split(self.tokens)]
             self._best = torch.cat(best).view(self.shape[:-1])
         return self._best
 
     def whole(self) -> Tensor:
         """Returns the logits."""
-        return self.of(self._hidden.flatten(0, -2)).view(self.shape)
+        with self.gathered(free=not torch.is_grad_enabled()):
+            return self.of(self._hidden.flatten(0, -2)).view(self.shape)
 
     def _then(self, change: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> Deferred:
         made = copy(self)
@@ -198,10 +224,13 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *given: Tensor) -> Any:
         (weight,) = given
         if ctx.early:
-            found = [None if each is None else each.mul_(weight.to(each.dtype)) for each in ctx.gradients]
+            found = ctx.gradients
+            for each in (each for each in found if each is not None):
+                local(each).mul_(weight.to(each.dtype))
         else:
             hidden, targets = ctx.saved_tensors
-            found, _ = _differentiated(ctx, hidden, targets, weight)
+            with ctx.logits.gathered():
+                found, _ = _differentiated(ctx, hidden, targets, weight)
         return None, None, None, found[0], None, *found[1:]
 
 
@@ -211,7 +240,9 @@ def _differentiated(
     """Returns the gradients by the hidden states and the parameters, and the summed loss, weighted by token."""
     add_chunk: Callable[..., Tensor] = _by_autograd if ctx.logits.linear is None else _of_product
     of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[3] else None
-    of_trained, total, tokens = [torch.zeros_like(each) for each in ctx.trained], torch.zeros(()), ctx.logits.tokens
+    # Shards are gathered in 16 bits, in which each chunk would be rounded; autograd converts the sum.
+    of_trained = [torch.zeros_like(each, dtype=torch.promote_types(each.dtype, torch.float32)) for each in ctx.trained]
+    total, tokens = torch.zeros(()), ctx.logits.tokens
     sides = (repeat(None) if each is None else each.split(tokens) for each in (weights, of_hidden))
     for place, chunk in enumerate(zip(hidden.split(tokens), targets.split(tokens), *sides, strict=False)):
         loss = add_chunk(ctx, *chunk, of_trained)

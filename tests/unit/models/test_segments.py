@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -15,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from toolkit.base.errors import ConfigError, RunError
 from toolkit.config.sections import TrainConfig
 from toolkit.distributed.placement import stacks_of
+from toolkit.engine.callbacks.peak import Ledger
 from toolkit.models.activations import KINDS, spare_activations
 from toolkit.models.fast_dropout import recomputing, use_fast_dropout
 from toolkit.models.segments import segment_layers
@@ -84,7 +86,7 @@ def gradients(case: str, setting: str, fast_dropout: bool = False, **more: str) 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_with_dropout_are_bit_identical(case, fast):
     expected, _ = gradients(case, "none", fast)
-    for setting in ("full", "segments", "segments_1", "segments_9", "selective"):
+    for setting in ("full", "segments", "segments_1", "segments_9", "nested_segments", "selective"):
         found, _ = gradients(case, setting, fast)
         assert len(found) == len(expected)
         assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True)), setting
@@ -108,6 +110,27 @@ def test_segments_keep_fewer_inputs_and_selective_keeps_more():
     assert kept["segments"] < kept["full"] < kept["none"]
     # 12 inputs of 2 x 12 x 16 floats fewer: 4 segments instead of 16 layers.
     assert kept["full"] - kept["segments"] == 12 * 2 * 12 * 16 * 4
+
+
+def held(setting: str, layers: int) -> float:
+    """Returns the bytes of the tensors of a training pass, in inputs of a layer, and its weights."""
+    sizes = {**SMALL, "hidden_size": 64, "num_key_value_heads": 2, "num_hidden_layers": layers}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).train()
+    spare_activations(model, TrainConfig(activation_checkpointing=setting))
+    ledger = Ledger()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    own = sum(ledger.see(tensor) for parameter in model.parameters() for tensor in (parameter, parameter.grad))
+    with ledger:
+        model(input_ids=torch.arange(256).view(1, 256) % 50, use_cache=False).logits.square().sum().backward()
+    return (ledger.peak - own) / (256 * 64 * 4)
+
+
+@pytest.mark.slow
+def test_nested_segments_hold_one_more_input_for_twice_the_layers():
+    nested = [held("nested_segments", layers) for layers in (8, 16, 32)]
+    assert [after - before for before, after in itertools.pairwise(nested)] == pytest.approx([1, 1], abs=0.2)
+    assert held("segments", 32) > nested[-1] + 10
 
 
 def test_stacks_are_the_lists_of_layers():
@@ -160,7 +183,9 @@ def test_both_engines_and_unpadded_rows_train_the_same(tmp_path):
     train("reviews", tmp_path / "segments", *RANDOM["reviews"], *few, "train.activation_checkpointing=segments")
     train("reviews", tmp_path / "selective", *RANDOM["reviews"], *few, "engine=trainer",
           "train.activation_checkpointing=selective")  # fmt: skip
-    for name in ("segments", "selective"):
+    train("reviews", tmp_path / "nested", *RANDOM["reviews"], *few, "engine=trainer",
+          "train.activation_checkpointing=nested_segments")  # fmt: skip
+    for name in ("segments", "selective", "nested"):
         assert_same_weights(tmp_path / "none", tmp_path / name)
         assert lines(tmp_path / "none") == lines(tmp_path / name)
 

@@ -18,6 +18,11 @@ def _not_when_split(when: Callable[[Config], bool], key: str, why: str, instead:
     return Rule(lambda c: c.parallel.splits and when(c), (key, "parallel"), why, instead, with_=_SPLITS)
 
 
+def _not_in(split: str, when: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
+    keys = (key, f"parallel.{split}")
+    return Rule(lambda c: getattr(c.parallel, split) > 1 and when(c), keys, why, f"{instead}, or remove {keys[1]}")
+
+
 def _sharded_only(name: str) -> Rule:
     return only_if(
         f"parallel.{name}",
@@ -97,19 +102,23 @@ PARALLEL_RULES = (
              "local SGD needs a complete model on each process", "set train.strategy to sync"),
     _not_when_split(lambda c: c.train.auto_batch_size, "train.auto_batch_size",
              "processes that share a model cannot begin a window again on their own", "remove train.auto_batch_size"),
-    _not_when_split(lambda c: c.train.mixed_precision in ("fp16", "fp8"), "train.mixed_precision",
-             "the loss scale of fp16 and the casts of fp8 are not synchronised over the parts of a model",
+    _not_when_split(lambda c: c.train.mixed_precision == "fp8", "train.mixed_precision",
+             "the casts of fp8 are not synchronised over the parts of a model",
              "set train.mixed_precision to bf16 or no"),
+    _not_in("pipeline", lambda c: c.train.mixed_precision == "fp16", "train.mixed_precision",
+            "the schedule has backward passes without the loss scale of fp16", "set train.mixed_precision to bf16"),
     _not_when_split(lambda c: PRESETS[c.train.optim].library == "bitsandbytes", "train.optim",
              "the states of bitsandbytes' optimizers cannot be split or merged",
              "set train.optim to another optimizer"),
     _not_when_split(lambda c: c.train.torch_compile, "train.torch_compile", "the model is compiled before it is split",
              "remove train.torch_compile"),
-    _not_when_split(lambda c: c.train.activation_checkpointing.startswith("segments"), "train.activation_checkpointing",
-             "a segment has several layers, and each layer's parameters are gathered, split or placed by themselves",
-             "set train.activation_checkpointing to full or selective"),
-    _not_when_split(lambda c: c.train.activation_compression != "none", "train.activation_compression",
-             "gathered parameters would be compressed, too", "remove train.activation_compression"),
+    _not_in("pipeline", lambda c: "segments" in c.train.activation_checkpointing, "train.activation_checkpointing",
+            "the layers of a segment may be on several stages", "set train.activation_checkpointing to full"),
+    _not_in("pipeline", lambda c: c.train.activation_compression != "none", "train.activation_compression",
+            "the error of a row's gradient needs a schedule of its own", "remove train.activation_compression"),
+    _not_in("tensor", lambda c: c.train.activation_compression == "int8", "train.activation_compression",
+            "each process would round its part of a vector by a scale of its own",
+            "set train.activation_compression to bf16"),
     _not_when_split(lambda c: c.train.ddp_comm_hook != "no", "train.ddp_comm_hook",
              "only replicas exchange complete gradients", "remove train.ddp_comm_hook"),
     _not_when_split(lambda c: c.train.snapshot_ensemble, "train.snapshot_ensemble", "snapshots are complete models",
@@ -250,6 +259,13 @@ def _stage_one(key: str, when: Callable[[Config], bool], why: str, instead: str)
     return _not_with_deepspeed(lambda c: c.parallel.zero_stage == 1 and when(c), keys, why, f"{instead}, or {_TORCH}")
 
 
+def _compared(
+    key: str, when: Callable[[Config], bool], instead: str, why: str = "it has not been compared under DeepSpeed"
+) -> Rule:
+    keys = (key, "parallel.backend")
+    return _not_with_deepspeed(when, keys, why, f"{instead}, or {_TORCH}", ("parallel.zero_stage",))
+
+
 DEEPSPEED_RULES = (
     _not_with_deepspeed(lambda c: c.checkpoint.async_save is True, ("checkpoint.async_save", "parallel.backend"),
                           "DeepSpeed makes complete copies for each checkpoint, for which training waits",
@@ -302,12 +318,16 @@ DEEPSPEED_RULES = (
     _stage_one("train.optim", lambda c: PRESETS[c.train.optim].library == "bitsandbytes",
                "bitsandbytes needs parameters in their shape, and DeepSpeed updates flat parts of many",
                "set train.optim to adamw_torch"),
-    _stage_one("train.mixed_precision", lambda c: c.train.mixed_precision in ("fp16", "fp8"),
-               "DeepSpeed would scale losses and cast in its own way", "set train.mixed_precision to bf16 or no"),
+    _compared("train.mixed_precision", lambda c: c.train.mixed_precision in ("fp16", "fp8"),
+              "set train.mixed_precision to bf16 or no", "DeepSpeed would scale losses and cast in its own way"),
     _stage_one("train.torch_compile", lambda c: c.train.torch_compile,
                "the model is compiled before DeepSpeed changes it", "remove train.torch_compile"),
-    _stage_one("train.activation_compression", lambda c: c.train.activation_compression != "none",
-               "it has not been compared under DeepSpeed", "remove train.activation_compression"),
+    _compared("train.activation_compression", lambda c: c.train.activation_compression != "none",
+              "remove train.activation_compression"),
+    _compared("train.activation_checkpointing",
+              lambda c: "segments" in c.train.activation_checkpointing and c.parallel.zero_stage != 1,
+              "set train.activation_checkpointing to full"),
+    _compared("train.chunked_loss", lambda c: c.train.chunked_loss is True, "set train.chunked_loss to auto"),
     _stage_one("train.ddp_comm_hook", lambda c: c.train.ddp_comm_hook != "no", "DeepSpeed exchanges gradients itself",
                "remove train.ddp_comm_hook"),
     _stage_one("train.snapshot_ensemble", lambda c: c.train.snapshot_ensemble,

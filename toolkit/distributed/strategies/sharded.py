@@ -32,6 +32,7 @@ from toolkit.distributed.placement import (
 from toolkit.distributed.strategies.split import Split
 from toolkit.distributed.tensor.layers import split_layers
 from toolkit.distributed.window import accumulate, clip_split
+from toolkit.optim.state import unwrapped
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -110,6 +111,8 @@ class Sharded(Split):
 
     def clip(self, max_norm: float) -> float:
         """Clips the gradient to a norm and returns its norm before clipping."""
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.unscale_(unwrapped(self.replica.optimizer))
         return clip_split(self.model.parameters(), max_norm)
 
     @contextmanager

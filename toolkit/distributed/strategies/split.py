@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Collect, Strategy
-from toolkit.base.shards import fill, full, is_split
+from toolkit.base.shards import fill, full, is_split, local
 from toolkit.distributed.exchange import Counted, Wire, average_gradients
 from toolkit.distributed.placement import Skeleton
 from toolkit.distributed.tensor.layers import check_equal_gradients, complete_gradients
@@ -101,6 +101,24 @@ def _split_like(parameter: Tensor, value: Any) -> Any:
     return part
 
 
+class SplitScaler(torch.amp.GradScaler):
+    """Scales the losses of fp16: all processes skip an update and lower the scale if a gradient of any is not finite.
+
+    Gradients may be split over any mesh, or be ordinary tensors, which torch's own scalers do not take together.
+    """
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        for gradient in (local(parameter.grad) for parameter in parameters if parameter.grad is not None):
+            found = found_inf.to(gradient.device)  # gradients are on the CPU with `parallel.offload`
+            torch._amp_foreach_non_finite_check_and_unscale_([gradient], found, inv_scale.to(gradient.device))
+            found_inf.copy_(found)
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX)
+        return {found_inf.device: found_inf}
+
+
 DIMENSIONS = ("pipeline", "replicas", "fsdp", "tensor")
 """Names of the device mesh's dimensions, outermost first, as `toolkit.api.mesh.Mesh` numbers the ranks."""
 
@@ -126,6 +144,8 @@ class Split(Strategy):
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)
+        if accelerator.scaler is not None:
+            accelerator.scaler = SplitScaler(accelerator.device.type)
         self.devices = device_mesh(mesh, accelerator.device)
         self.wire = Wire(self.devices["replicas"].get_group())
         self.traffic = Counted()

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.functional import embedding
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -190,22 +189,19 @@ def split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery
     tied = {id(parameter) for module in (head, *tables) for parameter in module.parameters()}
     holders = [module for module in model.modules() if any(id(p) in tied for p in module._parameters.values())]
     deliver(holders)
-    complete = dict(head.named_parameters())
-    parallelize_module(head, mesh, ColwiseParallel())
-    parts: dict[int, Any] = {
-        id(old): head.get_parameter(name).requires_grad_(old.requires_grad) for name, old in complete.items()
-    }
+    parts: dict[int, Any] = {}
+    for parameter in (each for module in (head, *tables) for each in module.parameters()):
+        if id(parameter) not in parts:
+            part = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
+            parts[id(parameter)] = nn.Parameter(part, parameter.requires_grad)
     for table in tables:
-        weight = table.weight
-        if id(weight) not in parts:
-            part = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
-            parts[id(weight)] = nn.Parameter(part, weight.requires_grad)
         table.forward = partial(_look_up, table, mesh)
     for module in holders:  # tied weights and biases stay tied
         for name, parameter in module._parameters.items():
             if id(parameter) in parts:
                 module._parameters[name] = parts[id(parameter)]
-    head.register_forward_hook(partial(_split_logits, mesh))
+    # A loss in chunks (`toolkit.models.chunked`) has its own forward pass, which calls this one.
+    setattr(head, "split_forward" if "forward" in vars(head) else "forward", partial(_split_logits, head, mesh))
 
 
 def vocabulary_modules(model: PreTrainedModel) -> list[Any]:
@@ -241,7 +237,10 @@ def _look_up(table: Any, mesh: DeviceMesh, ids: Tensor) -> Tensor:
     return found.to_local() * (scale.to(rows.dtype) if isinstance(scale, Tensor) else scale)
 
 
-def _split_logits(mesh: DeviceMesh, head: Any, inputs: Any, own: Tensor) -> Tensor:
+def _split_logits(head: Any, mesh: DeviceMesh, hidden: Tensor) -> Tensor:
     """Returns the logits for the loss, or complete ones where no gradient is computed."""
-    logits = SplitLogits(own, mesh, head.weight.shape[0])
+    # Each process computes the part of the gradient that comes through its logits.
+    complete = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+    bias = None if head.bias is None else head.bias.to_local()
+    logits = SplitLogits(functional.linear(complete, head.weight.to_local(), bias), mesh, head.weight.shape[0])
     return logits if torch.is_grad_enabled() else logits.complete()

@@ -82,7 +82,10 @@ def histogram(values: Tensor) -> Histogram | None:
 
 
 class CompressionError(Callback):
-    """Says how one row's gradient of the first step differs from the exact one; a micro-batch might not fit."""
+    """Says how one row's gradient of the first step differs from the exact one; a micro-batch might not fit.
+
+    Of a split model, it is that of a row of each data rank.
+    """
 
     def __init__(self, training: Training) -> None:
         self.training, self.error = training, math.nan
@@ -93,9 +96,9 @@ class CompressionError(Callback):
         if self.training.state.step > 0:
             return
         rows = next((batch for batch in self.training.window if (batch["row_ids"] >= 0).any()), None)
-        if rows is None:
+        if rows is None and not run.cfg.parallel.splits:
             return
-        row = next(self.training.split(rows, 1))
+        row = self.training.window[0] if rows is None else next(self.training.split(rows, 1))
         exact, compressed = self._gradient(row, exact=True), self._gradient(row, exact=False)
         off, size = (math.sqrt(sum(float(part.double().square().sum()) for part in parts)) for parts in (
             [one - other for one, other in zip(exact, compressed, strict=True)], exact
@@ -113,8 +116,15 @@ class CompressionError(Callback):
         seed_all(run.cfg.seed, training.state.step, run.mesh.data_rank)
         with kept_buffers(model), exact_activations() if exact else nullcontext():
             loss = run.task.loss_sum(run.task.forward(model, batch), batch)
-            # Not `backward`, which would add to the gradient of the step, and exchange it.
-            found = torch.autograd.grad(loss, trained, allow_unused=True)
+            if run.cfg.parallel.splits:  # whose passes use gathered parameters, not those of the list
+                kept = [(parameter, parameter.grad) for parameter in trained]
+                model.zero_grad()
+                loss.backward()
+                found = tuple(None if parameter.grad is None else full(parameter.grad) for parameter in trained)
+                for parameter, gradient in kept:
+                    parameter.grad = gradient
+            else:  # not `backward`, which would add to the gradient of the step, and exchange it
+                found = torch.autograd.grad(loss, trained, allow_unused=True)
         return [part for part in found if part is not None]
 
     def final_metrics(self) -> dict[str, float]:

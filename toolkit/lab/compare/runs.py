@@ -293,6 +293,9 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
         sent = {name: result.further[key] for name, key in names.items() if key in result.further}
         # The parts that are shown make up the peak, so the rest includes the copy of a checkpoint.
         memory = asdict(result.memory) | {"rest": result.memory.rest + result.memory.checkpoint_copy}
+        if counted := result.further.get("counted_peak_bytes"):
+            peak = counted[run.accelerator.process_index]
+            memory |= {"train_peak": peak, "rest": max(0, memory["rest"] + peak - memory["train_peak"])}
         ranks = objects_of_all({"memory": memory, "exchange": sent})
         return on_main(run.accelerator, _measurement, run, result, steps, ranks, job["draws"])
 

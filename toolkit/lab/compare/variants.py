@@ -99,8 +99,8 @@ QUESTIONS: dict[str, Question] = {
         "savings and costs of each memory-saving technique",
         [
             {},
-            {_CHECKPOINTING: "every_2_layers"},
-            {_CHECKPOINTING: "full"},
+            *_each(_CHECKPOINTING, "every_2_layers", "full", "selective", "segments", "nested_segments"),
+            *_each("train.activation_compression", "bf16", "int8"),
             {"train.optim": "adamw_bnb_8bit"},
             {"train.optim": "adafactor"},
             {"train.mixed_precision": "bf16"},

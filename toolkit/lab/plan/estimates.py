@@ -19,6 +19,7 @@ from toolkit.distributed.pipeline.partition import partition
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES
 from toolkit.distributed.tensor.vocabulary import divides
 from toolkit.footprint.simulate import Footprint
+from toolkit.models.segments import gathered_again
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,8 @@ def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> dict[str, float]:
     padded = 1 + (mesh.fsdp - 1) * f.single_rows / f.parameters
     times = 1.0 if keeps else 2.0 * window
     times, exchanges = times / 2 if _gathers_16_bits(cfg, mesh) else times, window if _synced(cfg) else 1
-    gathered = away * (times * weights + exchanges * gradients) * padded
+    again = 0 if keeps else gathered_again(train.activation_checkpointing, f.layers) * f.layer_parameters / f.parameters
+    gathered = away * (times * weights * (1 + again / 2) + exchanges * gradients) * padded
     sums = f.tensor_summed + (f.vocabulary_summed if _vocabulary(f, mesh) > 1 else 0)
     summed = 2 * share_sent(mesh.tensor) * sums * window / mesh.pipeline
     passed = 0.0
