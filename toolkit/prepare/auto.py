@@ -65,10 +65,11 @@ def own_bytes(run: Run) -> tuple[int, int]:
     own = sum(local_bytes(parameter) // parameter.element_size() for parameter in trained)
     state = round(own * PRESETS[run.cfg.train.optim].state_bytes)
     held = sum(map(local_bytes, [*parameters, *run.model.buffers()])) + state
+    holders = max(mesh.fsdp, mesh.expert)
     if run.cfg.checkpoint.format == "sharded":
-        copy = held // mesh.replicas
+        copy = held // (mesh.data_size // holders)
     else:
-        copy = held if mesh.data_rank // mesh.fsdp == 0 else 0  # the first of several that hold the same
+        copy = held if mesh.data_rank // holders == 0 else 0  # the first of several that hold the same
     on_cpu = run.accelerator.device.type == "cpu"
     return copy, sum(map(local_bytes, trained)) + state if on_cpu else 0
 

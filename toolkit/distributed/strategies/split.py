@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Collect, Strategy
-from toolkit.base.shards import fill, full, is_split
+from toolkit.base.shards import fill, full, is_split, local
 from toolkit.distributed.exchange import Counted, Wire, average_gradients
 from toolkit.distributed.placement import Skeleton
 from toolkit.distributed.tensor.layers import check_equal_gradients, complete_gradients
@@ -107,12 +107,20 @@ DIMENSIONS = ("pipeline", "replicas", "fsdp", "tensor")
 
 def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
     """Returns torch's mesh of the run's processes; may create process groups, so every process must call it."""
-    return _device_mesh(dist.group.WORLD, device.type, tuple(mesh.sizes[name] for name in DIMENSIONS))
+    return _device_mesh(dist.group.WORLD, device.type, tuple(mesh.sizes[name] for name in DIMENSIONS), DIMENSIONS)
+
+
+def expert_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
+    """Returns torch's mesh of `copies` of the experts and the processes that share each; as `device_mesh`."""
+    sizes = (mesh.data_size // mesh.expert, mesh.expert)
+    return _device_mesh(dist.group.WORLD, device.type, sizes, ("copies", "expert"))
 
 
 @cache  # groups keep their threads and connections until they are destroyed, so the runs of a process share them
-def _device_mesh(world: dist.ProcessGroup | None, device_type: str, sizes: tuple[int, ...]) -> DeviceMesh:
-    return init_device_mesh(device_type, sizes, mesh_dim_names=DIMENSIONS)
+def _device_mesh(
+    world: dist.ProcessGroup | None, device_type: str, sizes: tuple[int, ...], names: tuple[str, ...]
+) -> DeviceMesh:
+    return init_device_mesh(device_type, sizes, mesh_dim_names=names)
 
 
 class Split(Strategy):
@@ -123,6 +131,10 @@ class Split(Strategy):
     """The model without its parameters; on the main process at least."""
     own: PreTrainedModel
     """What this process has of the model."""
+    experts: frozenset[nn.Parameter] = frozenset()
+    """The parameters that are split over `parallel.expert` processes."""
+    expert_wire: Wire
+    """Connects the processes that hold the same experts."""
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)
@@ -132,11 +144,11 @@ class Split(Strategy):
 
     def prepare_optimizer(self, optimizer: Optimizer) -> None:
         """Gathers parameters for optimizers that need complete ones; separates layouts that kernels cannot mix."""
-        if self.mesh.fsdp > 1 or self.mesh.tensor > 1:
+        if self.mesh.fsdp > 1 or self.mesh.tensor > 1 or self.experts:
             if not PRESETS[self.cfg.train.optim].elementwise:
                 gather_before_step(optimizer)
                 self.traffic.count_steps_of(optimizer)
-            elif self.mesh.tensor > 1:
+            elif self.mesh.tensor > 1 or self.experts:
                 step_by_layout(optimizer)
 
     @in_phase("exchange")
@@ -151,8 +163,20 @@ class Split(Strategy):
     def average_over_replicas(self) -> None:
         """Averages the gradient over replicas of the split model."""
         if self.mesh.replicas > 1:
-            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            trained = [p for p in self.model.parameters() if p.requires_grad and p not in self.experts]
             average_gradients(self.wire, trained, 1 / self.mesh.replicas)
+
+    @in_phase("exchange")
+    def complete_expert_gradients(self) -> None:
+        """Adds up the gradients of experts over all copies, as a mean over data ranks.
+
+        A process has computed what all tokens of its group contribute to the experts that it holds.
+        """
+        trained = [parameter for parameter in self.model.parameters() if parameter in self.experts]
+        if self.mesh.data_size > self.mesh.expert:
+            average_gradients(self.expert_wire, trained, 1 / self.mesh.data_size)
+        else:
+            torch._foreach_div_([local(p.grad) for p in trained if p.grad is not None], self.mesh.data_size)
 
     def own_parameters(self) -> Mapping[str, Tensor]:
         """Returns the tensors that this process has, split or not."""

@@ -1,0 +1,75 @@
+"""Runs of mixtures of experts: `accelerate launch expert_runs.py FOLDER NAME...`.
+
+A name is `RUN` on one process, `STRATEGY:RUN` or `STRATEGY:RUN:trainer` on several; a run `X-resumed` goes on from the
+checkpoint of step 2 of the run whose name follows a further colon, or starts anew without one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from finishing import finish
+from runs import SGD, SMALL, few_rows, train
+from split_runs import ACCUMULATION, ADAMW, ROWS, RUN
+
+SIZES = (
+    "vocab_size: 400, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 2, "
+    "intermediate_size: 48, num_experts_per_tok: 2, max_position_embeddings: 64, attention_dropout: 0.0"
+)
+OWN = {
+    "mixtral": "num_local_experts: 4",
+    "qwen2_moe": "num_experts: 4, moe_intermediate_size: 24, shared_expert_intermediate_size: 24",
+    "qwen3_moe": "num_experts: 4, moe_intermediate_size: 24",
+}
+BALANCED = "output_router_logits: true, router_aux_loss_coef: 0.5"
+
+
+def model(kind: str, *more: str) -> str:
+    """Returns the setting of a small new model."""
+    return "model.from_config={" + ", ".join([f"model_type: {kind}", SIZES, OWN[kind], *more]) + "}"
+
+
+RUNS: dict[str, tuple[str, ...]] = {
+    "mixtral": ("language_modeling", *SGD, model("mixtral", BALANCED), "train.unpadded=false"),
+    "qwen2": ("language_modeling", *ADAMW, model("qwen2_moe")),
+    "qwen3": ("language_modeling/smoke_chat", *SGD, model("qwen3_moe", BALANCED), "eval.generate=true"),
+    "classifier": ("reviews", *ADAMW, model("mixtral", BALANCED, "pad_token_id: 0")),
+    "few": ("language_modeling", *SGD, model("qwen3_moe"), "data.max_train_samples=2"),
+    "budget": ("language_modeling/smoke_chat", *SGD, model("qwen3_moe", BALANCED),
+               "train.max_tokens_per_batch=64"),
+    "lora": ("language_modeling", *SGD, model("qwen3_moe"), "model.peft.method=lora",
+             "model.peft.target_modules=[q_proj, v_proj]"),
+    "recompute": ("language_modeling", *SGD, model("mixtral", BALANCED), "train.activation_checkpointing=full"),
+    "adafactor": ("language_modeling", model("qwen3_moe"), "train.optim=adafactor", "train.learning_rate=0.01"),
+    "ema": ("language_modeling", *ADAMW, model("qwen3_moe"), "train.ema_decay=0.5",
+            "checkpoint.load_best_model_at_end=true"),
+}  # fmt: skip
+STRATEGIES: dict[str, tuple[str, ...]] = {
+    "ddp": (),
+    "expert": ("parallel.expert=2",),
+    "expert-replicas": ("parallel.expert=2", "parallel.replicas=4"),
+    "expert-fsdp": ("parallel.expert=2", "parallel.fsdp=2"),
+    "expert-hsdp": ("parallel.expert=2", "parallel.fsdp=2", "parallel.replicas=2"),
+}
+
+
+def main(output: Path, *names: str) -> None:
+    """Trains runs by name, in float64."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    for name in names:
+        strategy, run, engine, before, *_ = [*(name if ":" in name else f":{name}").split(":"), "", ""]
+        recipe, *settings = RUNS[run]
+        rows = f"train.per_device_train_batch_size={ROWS // ACCUMULATION // processes}"
+        split = (rows, f"train.gradient_accumulation_steps={ACCUMULATION}", f"engine={engine or 'loop'}")
+        resumed = (f"checkpoint.resume={output / before / 'checkpoints' / 'step-2'}",) if before else ()
+        given = (few_rows(recipe, 37), *split, *settings, *STRATEGIES.get(strategy, ()), *resumed)
+        train(recipe, output / name.replace(":", "-of-"), *RUN, *given, double=True, sizes=SMALL)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
+    finish()
