@@ -18,7 +18,7 @@ from split_runs import ACCUMULATION, ADAMW, ROWS, RUN
 
 SIZES = (
     "vocab_size: 400, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 2, "
-    "intermediate_size: 48, num_experts_per_tok: 2, max_position_embeddings: 64, attention_dropout: 0.0"
+    "intermediate_size: 48, num_experts_per_tok: 2, max_position_embeddings: 128, attention_dropout: 0.0"
 )
 OWN = {
     "mixtral": "num_local_experts: 4",
@@ -51,6 +51,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "ddp": (),
     "expert": ("parallel.expert=2",),
+    "fsdp": ("parallel.fsdp=2",),
     "expert-replicas": ("parallel.expert=2", "parallel.replicas=4"),
     "expert-fsdp": ("parallel.expert=2", "parallel.fsdp=2"),
     "expert-hsdp": ("parallel.expert=2", "parallel.fsdp=2", "parallel.replicas=2"),

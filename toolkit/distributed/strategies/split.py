@@ -172,11 +172,12 @@ class Split(Strategy):
 
         A process has computed what all tokens of its group contribute to the experts that it holds.
         """
-        trained = [parameter for parameter in self.model.parameters() if parameter in self.experts]
+        trained = [p for p in self.model.parameters() if p.requires_grad and p in self.experts]
         if self.mesh.data_size > self.mesh.expert:
             average_gradients(self.expert_wire, trained, 1 / self.mesh.data_size)
         else:
-            torch._foreach_div_([local(p.grad) for p in trained if p.grad is not None], self.mesh.data_size)
+            for gradient in (parameter.grad for parameter in trained if parameter.grad is not None):
+                local(gradient).div_(self.mesh.data_size)
 
     def own_parameters(self) -> Mapping[str, Tensor]:
         """Returns the tensors that this process has, split or not."""
