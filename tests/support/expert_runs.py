@@ -1,20 +1,24 @@
 """Runs of mixtures of experts: `accelerate launch expert_runs.py FOLDER NAME...`.
 
-A name is `RUN` on one process, `STRATEGY:RUN` or `STRATEGY:RUN:trainer` on several; a run `X-resumed` goes on from the
-checkpoint of step 2 of the run whose name follows a further colon, or starts anew without one.
+A name is `RUN` on one process, `STRATEGY:RUN` or `STRATEGY:RUN:trainer` on several, in folders with `-of-` for colons.
+`STRATEGY:RUN:FOLDER` goes on from step 2 of the run in that folder.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from finishing import finish
 from runs import SGD, SMALL, few_rows, train
 from split_runs import ACCUMULATION, ADAMW, ROWS, RUN
+from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 
 SIZES = (
     "vocab_size: 400, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 2, "
@@ -47,7 +51,17 @@ RUNS: dict[str, tuple[str, ...]] = {
     "adafactor": ("language_modeling", model("qwen3_moe"), "train.optim=adafactor", "train.learning_rate=0.01"),
     "ema": ("language_modeling", *ADAMW, model("qwen3_moe"), "train.ema_decay=0.5",
             "checkpoint.load_best_model_at_end=true"),
+    "one_sided": ("language_modeling", *ADAMW, model("mixtral")),
+    "frozen": ("language_modeling", *SGD, model("mixtral"),
+               "model.freeze=['*embed*', '*self_attn*', '*norm*', '*gate.weight']"),
+    "frozen_experts": ("language_modeling", *SGD, model("mixtral"), "model.freeze=['*experts*']"),
+    "float32": ("language_modeling", *ADAMW, model("qwen3_moe", BALANCED)),
+    "bf16": ("language_modeling", *ADAMW, model("qwen3_moe", BALANCED), "train.mixed_precision=bf16"),
 }  # fmt: skip
+ONE_SIDED = ("one_sided", "frozen")
+"""Runs whose tokens all choose the experts of the first process."""
+SINGLE = ("float32", "bf16")
+"""Runs that are not in float64."""
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "ddp": (),
     "expert": ("parallel.expert=2",),
@@ -58,17 +72,27 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
 }
 
 
+def one_sided(router: Any, hidden_states: Any, forward: Any = MixtralTopKRouter.forward) -> tuple[Any, ...]:
+    """Routes as `MixtralTopKRouter`, but to the first two of four experts."""
+    logits, weights, chosen = forward(router, hidden_states)
+    return logits, weights, chosen % 2
+
+
 def main(output: Path, *names: str) -> None:
-    """Trains runs by name, in float64."""
+    """Trains runs by name."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for name in names:
-        strategy, run, engine, before, *_ = [*(name if ":" in name else f":{name}").split(":"), "", ""]
+        strategy, run, more = [*name.split(":"), ""][:3] if ":" in name else ("", name, "")
         recipe, *settings = RUNS[run]
         rows = f"train.per_device_train_batch_size={ROWS // ACCUMULATION // processes}"
-        split = (rows, f"train.gradient_accumulation_steps={ACCUMULATION}", f"engine={engine or 'loop'}")
-        resumed = (f"checkpoint.resume={output / before / 'checkpoints' / 'step-2'}",) if before else ()
-        given = (few_rows(recipe, 37), *split, *settings, *STRATEGIES.get(strategy, ()), *resumed)
-        train(recipe, output / name.replace(":", "-of-"), *RUN, *given, double=True, sizes=SMALL)
+        split = (rows, f"train.gradient_accumulation_steps={ACCUMULATION}")
+        if more == "trainer":
+            settings.append("engine=trainer")
+        elif more:
+            settings.append(f"checkpoint.resume={output / more / 'checkpoints' / 'step-2'}")
+        given = (*RUN, few_rows(recipe, 37), *split, *settings, *STRATEGIES.get(strategy, ()))
+        with patch.object(MixtralTopKRouter, "forward", one_sided) if run in ONE_SIDED else nullcontext():
+            train(recipe, output / name.replace(":", "-of-"), *given, double=run not in SINGLE, sizes=SMALL)
 
 
 if __name__ == "__main__":
