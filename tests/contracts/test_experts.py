@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import expert_models
 import expert_runs
 import pytest
 from launching import fork
@@ -41,6 +42,13 @@ def test_split_experts_train_like_one_process(output, name):
     expected, found = weights(one), weights(split)
     assert {key: value.shape for key, value in expected.items()} == {key: value.shape for key, value in found.items()}
     assert max(float((value - found[key]).abs().max()) for key, value in expected.items()) <= 1e-9
+
+
+def test_every_architecture_computes_with_split_experts_what_it_does_with_complete_ones(tmp_path):
+    fork([Path(expert_models.__file__), tmp_path], 2)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert list(results) == [*expert_models.KINDS]
+    assert max(difference for each in results.values() for difference in each.values()) <= 1e-12, results
 
 
 def test_the_loss_of_balance_is_trained_and_the_load_is_logged(output):

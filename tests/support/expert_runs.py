@@ -49,7 +49,7 @@ RUNS: dict[str, tuple[str, ...]] = {
              "model.peft.target_modules=[q_proj, v_proj]"),
     "recompute": ("language_modeling", *SGD, model("mixtral", BALANCED), "train.activation_checkpointing=full"),
     "adafactor": ("language_modeling", model("qwen3_moe"), "train.optim=adafactor", "train.learning_rate=0.01"),
-    "ema": ("language_modeling", *ADAMW, model("qwen3_moe"), "train.ema_decay=0.5",
+    "ema": ("language_modeling", *ADAMW, model("qwen3_moe"), "train.ema_decay=0.5", "checkpoint.format=sharded",
             "checkpoint.load_best_model_at_end=true"),
     "one_sided": ("language_modeling", *ADAMW, model("mixtral")),
     "frozen": ("language_modeling", *SGD, model("mixtral"),

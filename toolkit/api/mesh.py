@@ -112,8 +112,7 @@ class Mesh:
             ])  # fmt: skip
         if mesh.data_size % parallel.expert:
             raise ConfigError([
-                f"parallel.expert: received {parallel.expert}, which does not divide the {mesh.data_size} data ranks "
-                "(parallel.replicas x parallel.fsdp) that share the experts; set a number that does, or launch a "
-                "multiple of it"
+                f"parallel.expert: received {parallel.expert}, which does not divide the number of data ranks, "
+                f"{mesh.data_size} (parallel.replicas x parallel.fsdp); set a number that does, or launch more processes"
             ])  # fmt: skip
         return replace(mesh, rank=rank, expert=parallel.expert)

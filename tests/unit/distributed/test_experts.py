@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from expert_models import mixture
 from runs import ROOT, shipped
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ConfigError
@@ -17,33 +17,15 @@ from toolkit.config.train import ParallelConfig
 from toolkit.distributed.routing import BALANCED, Routing, routing_of
 from toolkit.recipe import load_settings
 
-SIZES = {
-    "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "intermediate_size": 24, "moe_intermediate_size": 24, "shared_intermediate_size": 24, "num_experts": 4,
-    "num_local_experts": 4, "moe_num_experts": 4, "num_experts_per_tok": 2, "moe_k": 2, "pad_token_id": 0,
-    "shared_expert_intermediate_size": 24, "output_router_logits": True, "router_aux_loss_coef": 0.5,
-}  # fmt: skip
 
-
-def mixture(kind: str) -> Any:
-    """Returns a small model whose routers prefer some experts."""
-    config = AutoConfig.for_model(kind)
-    for name, value in SIZES.items():
-        if hasattr(config, name):
-            setattr(config, name, value)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    routing = routing_of(model)
-    assert routing is not None
-    with torch.no_grad():
-        for router in routing.routers:
-            next(router.parameters()).normal_()
-    return model
+def balanced(kind: str) -> Any:
+    """Returns a small model whose loss of balance counts by half."""
+    return mixture(kind, output_router_logits=True, router_aux_loss_coef=0.5)
 
 
 @pytest.mark.parametrize("kind", BALANCED)
 def test_the_loss_of_a_row_is_that_of_transformers(kind):
-    model = mixture(kind)
+    model = balanced(kind)
     routing = routing_of(model)
     assert routing is not None
     layers = len(routing.routers)
@@ -73,7 +55,7 @@ def test_the_loss_of_a_row_is_that_of_transformers(kind):
 
 
 def test_placeholder_rows_and_models_without_experts_have_no_load():
-    model = mixture("mixtral")
+    model = balanced("mixtral")
     routing = Routing(routing_of(model).routers, None)  # type: ignore[union-attr]
     batch: Any = {"inputs": {}, "labels": torch.full((1, 3), -100), "row_ids": torch.tensor([-1])}
     with routing.recording():
@@ -86,7 +68,9 @@ def test_placeholder_rows_and_models_without_experts_have_no_load():
 def test_the_number_divides_the_data_ranks():
     mesh = Mesh.of(ParallelConfig(fsdp=2, expert=4), 8, rank=5)
     assert (mesh.replicas, mesh.fsdp, mesh.expert, mesh.rank, mesh.is_split) == (4, 2, 4, 5, True)
-    with pytest.raises(ConfigError, match=r"parallel\.expert: received 4, which does not divide the 2 data ranks"):
+    with pytest.raises(
+        ConfigError, match=r"parallel\.expert: received 4, which does not divide the number of data ranks, 2"
+    ):
         Mesh.of(ParallelConfig(expert=4), 2)
 
 
