@@ -49,8 +49,7 @@ class Mesh:
     @property
     def sizes(self) -> dict[str, int]:
         """The size of each dimension, by its name in the settings."""
-        of_processes = {"replicas": self.replicas, "fsdp": self.fsdp, "tensor": self.tensor, "pipeline": self.pipeline}
-        return {**of_processes, "expert": self.expert}
+        return {name: getattr(self, name) for name in ("replicas", "fsdp", "tensor", "pipeline", "expert")}
 
     @property
     def data_size(self) -> int:
@@ -91,8 +90,7 @@ class Mesh:
             rank: rank of this process.
 
         Raises:
-            ConfigError: if the product of the sizes is not the number of processes, or `expert` does not divide the
-                number of data ranks.
+            ConfigError: if the sizes do not fit the number of processes.
         """
         sizes = {"replicas": parallel.replicas, "fsdp": parallel.fsdp, "tensor": parallel.tensor}
         sizes["pipeline"] = parallel.pipeline
@@ -113,6 +111,6 @@ class Mesh:
         if mesh.data_size % parallel.expert:
             raise ConfigError([
                 f"parallel.expert: received {parallel.expert}, which does not divide the number of data ranks, "
-                f"{mesh.data_size} (parallel.replicas x parallel.fsdp); set a number that does, or launch more processes"
+                f"{mesh.data_size} (parallel.replicas x parallel.fsdp); set one that does, or launch more processes"
             ])  # fmt: skip
         return replace(mesh, rank=rank, expert=parallel.expert)

@@ -161,19 +161,16 @@ def router_problems(case: Case) -> list[str]:
     given = {**(cfg.model.from_config or {}), **cfg.model.config_overrides}
     section = "model.from_config" if cfg.model.from_config is not None else "model.config_overrides"
     if not getattr(config, ON, False):
-        return [f"{section}.{COEFFICIENT}: has no effect without {section}.{ON}=true; set it, or remove {COEFFICIENT}"
-                ] if COEFFICIENT in given else []  # fmt: skip
-    reasons = [
-        (config.model_type not in BALANCED, f"the loss of a {config.model_type}'s routers has not been compared"),
-        (case.task.has("forward"), f"the rows of {type(case.task).__name__}'s own forward pass are not those of the "
-                                   "batch"),
-        (cfg.train.torch_compile, "train.torch_compile leaves out what records routers"),
-        (cfg.model.peft.method == "prompt_tuning", "model.peft.method prompt_tuning adds tokens that no row has"),
-    ]  # fmt: skip
-    return [
-        f"{section}.{ON}: received true, but {why}, so the loss of balance would be left out; set it to false"
-        for applies, why in reasons if applies
-    ]  # fmt: skip
+        unused = f"{section}.{COEFFICIENT}: has no effect without {section}.{ON}=true; set it, or remove {COEFFICIENT}"
+        return [unused] if COEFFICIENT in given else []
+    reasons = {
+        f"the loss of a {config.model_type}'s routers has not been compared": config.model_type not in BALANCED,
+        f"{type(case.task).__name__} has its own forward pass, whose rows may be others": case.task.has("forward"),
+        "train.torch_compile leaves out what records routers": cfg.train.torch_compile,
+        "prompt_tuning (model.peft.method) adds tokens that no row has": cfg.model.peft.method == "prompt_tuning",
+    }
+    loss = "so the loss that balances experts would not count; set it to false"
+    return [f"{section}.{ON}: received true, but {why}, {loss}" for why, applies in reasons.items() if applies]
 
 
 def rate_problems(case: Case) -> list[str]:

@@ -23,33 +23,20 @@ from toolkit.distributed.placement import Delivery
 
 
 def expert_layers(model: Any, size: int) -> list[Any]:
-    """Returns the modules that hold the experts of a layer, stacked, each of whose parameters `size` divides.
-
-    These are the classes of transformers' `use_experts_implementation`, which map tokens `[T, H]`, the experts of each
-    `[T, K]` and their weights `[T, K]` to weighted sums `[T, H]`.
-
-    Raises:
-        ConfigError: if there are none, or their experts cannot be divided.
-    """
+    """Returns the modules of stacked experts. Raises ConfigError if there are none, or `size` does not divide them."""
     key, kind = f"parallel.expert: received {size}", model.config.model_type
+    # Classes of transformers' `use_experts_implementation`.
     found = [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
-    if not found:
-        raise ConfigError([
-            f"{key}, but a {kind} has no experts that are stacked in one parameter; remove it, or set parallel.fsdp"
-        ])  # fmt: skip
     lengths = {len(parameter) for module in found for parameter in module.parameters()}
-    if lengths != {module.num_experts for module in found}:
-        raise ConfigError([f"{key}, but the experts of a {kind} share parameters; remove it, or set parallel.fsdp"])
+    if not found or lengths != {module.num_experts for module in found}:
+        raise ConfigError([f"{key}, but a {kind} has no experts that are stacked in parameters; set parallel.fsdp"])
     if wrong := sorted(length for length in lengths if length % size):
         raise ConfigError([f"{key}, which does not divide the {wrong[0]} experts of a layer; set a number that does"])
     return found
 
 
 def split_experts(model: Any, mesh: DeviceMesh, deliver: Delivery) -> frozenset[nn.Parameter]:
-    """Splits the experts of each layer over the processes of a mesh, in place; returns their parameters.
-
-    `deliver` provides the weights of a layer, which the main process has, before it is split.
-    """
+    """Splits the experts of each layer, once delivered, over the processes of a mesh; returns their parameters."""
     parameters: set[nn.Parameter] = set()
     for module in expert_layers(model, mesh.size()):
         deliver(module.modules())
@@ -65,57 +52,42 @@ def split_experts(model: Any, mesh: DeviceMesh, deliver: Delivery) -> frozenset[
     return frozenset(parameters)
 
 
-def _forward(
-    experts: Any, group: dist.ProcessGroup, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
-) -> Tensor:
-    """Returns `[T, H]`, the weighted sums of what the experts of each token, on any process, make of it.
-
-    Args:
-        experts: the experts of this process.
-        group: the processes that share the experts.
-        hidden_states: `[T, H]` tokens.
-        top_k_index: `[T, K]` experts of each token, of all processes.
-        top_k_weights: `[T, K]` their weights.
-    """
-    number, tokens = experts.num_experts, len(hidden_states)
+def _forward(experts: Any, group: dist.ProcessGroup, hidden: Tensor, top_k_index: Tensor, weights: Tensor) -> Tensor:
+    """Returns weighted sums `[T, H]` of what the experts `[T, K]` of tokens `[T, H]` make of them; weights `[T, K]`."""
+    number = experts.num_experts
     chosen, order = top_k_index.flatten().sort(stable=True)
     counts = torch.bincount(chosen, minlength=number * group.size()).view(group.size(), number)
     coming = torch.empty_like(counts)  # by sender and own expert
     dist.all_to_all_single(coming, counts, group=group)
     sent, received = counts.sum(1).tolist(), coming.sum(1).tolist()
-    rows = _Exchange.apply(hidden_states[order // top_k_index.shape[1]], sent, received, group)
+    rows = _Exchange.apply(hidden[order // top_k_index.shape[1]], sent, received, group)
     own = torch.arange(number, device=rows.device).repeat(group.size()).repeat_interleave(coming.flatten())
     results = _Exchange.apply(_computed(experts, rows, own), received, sent, group)
-    weighted = results[order.argsort()].view(tokens, -1, results.shape[1]) * top_k_weights.unsqueeze(-1)
-    return weighted.sum(1).to(hidden_states.dtype)
+    weighted = results[order.argsort()].view(*top_k_index.shape, -1) * weights.unsqueeze(-1)
+    return weighted.sum(1).to(hidden.dtype)
 
 
 def _computed(experts: Any, rows: Tensor, own: Tensor) -> Tensor:
     """Returns `[R, H]`, what the experts `own` `[R]` make of rows `[R, H]`."""
     weights = {name: local(parameter) for name, parameter in experts.named_parameters()}
-    if not len(rows):
-        # Depends on all that others differentiate, so that this process takes part in the backward pass's exchanges.
+    if not len(rows):  # depends on all that others differentiate, so that this process joins the backward exchanges
         return rows + sum(weight[:0].sum() for weight in weights.values())
     found: Tensor = functional_call(experts, weights, (rows, own.unsqueeze(1), rows.new_ones(len(rows), 1)))
     return found
 
 
 class _Exchange(torch.autograd.Function):
-    """Sends rows, in order of their receivers, by an all-to-all; the backward pass returns the gradients of them."""
+    """Sends rows, in order of their receivers, by an all-to-all; the backward pass returns their gradients."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
         """Returns the rows that came, in order of their senders; `sent` and `received` count them by process."""
-        ctx.sizes, ctx.group = (received, sent), group
-        return _all_to_all(rows, sent, received, group)
+        ctx.back = received, sent, group
+        found = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
+        return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """Returns the gradient of the rows."""
-        return _all_to_all(gradients[0], *ctx.sizes, ctx.group), None, None, None
-
-
-def _all_to_all(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    found = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
-    return found
+        return _Exchange.apply(gradients[0], *ctx.back), None, None, None

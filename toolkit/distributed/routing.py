@@ -1,9 +1,8 @@
 """What the routers of a mixture of experts choose: the loss that balances their load, and the load.
 
-The loss is that of Switch Transformers (Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6), as transformers
-computes it over all layers, but of each row by itself, weighted by the labels of the row, as DeepSeek-V3's loss of a
-sequence (DeepSeek-AI 2024, arXiv 2412.19437, equations 17 to 20). A loss of a micro-batch would depend on how a window
-is split, since it is not a sum over rows.
+The loss is that of Switch Transformers (Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6) over all layers, as in
+transformers, but of each row, weighted by its labels, like DeepSeek-V3's loss of a sequence (DeepSeek-AI 2024, arXiv
+2412.19437, equations 17 to 20). As no sum over rows, that of a micro-batch would depend on how a window is split.
 """
 
 from __future__ import annotations
@@ -23,121 +22,84 @@ from toolkit.distributed.collectives import data_sum
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-BALANCED = (
-    "ernie4_5_moe", "granitemoe", "granitemoeshared", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe",
-)  # fmt: skip
+BALANCED = ("ernie4_5_moe", "granitemoe", "granitemoeshared", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 """Architectures whose loss of a row a test compares with transformers'."""
 ON, COEFFICIENT = "output_router_logits", "router_aux_loss_coef"
 """Fields of a model's configuration: whether the loss counts, and its factor."""
 
 
 class Routing:
-    """What a model's routers, which have recorded something since `begin`, chose in a window.
+    """Records routers, by layer, which return logits `[T, E]`, weights and chosen experts `[T, K]` of T tokens."""
 
-    Args:
-        routers: the routers by layer; each returns logits `[T, E]` for T tokens, weights, and chosen experts `[T, K]`.
-        coefficient: factor of the loss; None for no loss.
-    """
-
-    def __init__(self, routers: list[nn.Module], coefficient: float | None) -> None:
-        self.routers, self.coefficient = routers, coefficient
-        self.counts: list[Tensor] = []
-        self._found: list[tuple[Tensor, Tensor]] = []
-
-    def begin(self) -> None:
-        """Begins a window."""
-        self.counts = []
+    def __init__(self, routers: list[nn.Module], coefficient: float) -> None:
+        self.routers, self.coefficient = routers, coefficient  # factor of the loss; 0 for none
+        self.counts: Tensor | None = None  # `[layers, E]` tokens of the window so far by expert; None at its begin
+        self._found: list[tuple[Tensor, Tensor, Tensor]] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Records a forward pass; not its repetition by activation checkpointing."""
         self._found = []
-        handles = [router.register_forward_hook(self._note) for router in self.routers]
+        handles = [each.register_forward_hook(lambda *call: self._found.append(call[2])) for each in self.routers]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _note(self, router: nn.Module, inputs: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> None:
-        logits, _, chosen = outputs
-        self._found.append((logits, chosen))
-
     def loss_sum(self, batch: Batch) -> Tensor | float:
-        """Returns the loss of the recorded pass over a batch, summed over its rows, and counts its tokens by expert."""
-        found, self._found = self._found, []
-        logits = found[0][0]
+        """Returns the loss of the recorded pass over a batch, summed over its rows, and counts its tokens."""
+        logits, chosen = (torch.stack([each[part] for each in self._found]) for part in (0, 2))
+        self._found = []
         mask = batch["inputs"].get("attention_mask")
-        if mask is None or mask.numel() != len(logits):  # the model computed without padding
-            mask = logits.new_ones(len(logits))
-        real = (batch["row_ids"] >= 0).any().to(mask.device)
-        counts = [_counted(chosen, mask.flatten() * real, logits.shape[1]) for logits, chosen in found]
-        self.counts = [one + other for one, other in zip(self.counts, counts, strict=True)] if self.counts else counts
-        if self.coefficient is None:
+        if mask is None or mask.numel() != logits.shape[1]:  # the model computed without padding
+            mask = logits.new_ones(logits.shape[1])
+        real = (mask.flatten() * (batch["row_ids"] >= 0).any()).long().unsqueeze(1).expand_as(chosen)
+        counts = real.new_zeros(len(chosen), logits.shape[2]).scatter_add_(1, chosen.flatten(1), real.flatten(1))
+        self.counts = counts if self.counts is None else self.counts + counts
+        if not self.coefficient:
             return 0.0
-        weights = given(batch["labels"]).reshape(len(batch["labels"]), -1).sum(1)
-        top_k = found[0][1].shape[1]
-        return self.coefficient * (weights * row_losses([each for each, _ in found], mask, len(weights), top_k)).sum()
+        labels = given(batch["labels"]).reshape(len(batch["labels"]), -1).sum(1)
+        logits = logits.view(len(logits), len(labels), -1, logits.shape[2])
+        return self.coefficient * (labels * row_losses(logits, mask.view(len(labels), -1), chosen.shape[2])).sum()
 
 
-def _counted(chosen: Tensor, mask: Tensor, number: int) -> Tensor:
-    """Returns `[number]`, how many of the tokens with a `mask` of 1 chose each expert; `chosen` is `[T, K]`."""
-    ones = mask.long().repeat_interleave(chosen.shape[1])
-    return ones.new_zeros(number).scatter_add_(0, chosen.flatten(), ones)
+def row_losses(logits: Tensor, mask: Tensor, top_k: int) -> Tensor:
+    """Returns `[rows]`, E times the sum over experts of the share of tokens that chose one, times its mean probability.
 
-
-def row_losses(logits: list[Tensor], mask: Tensor, rows: int, top_k: int) -> Tensor:
-    """Returns `[rows]`, the load-balancing loss of each row, from each layer's logits `[T, E]` and a mask of T tokens.
-
-    It is E times the sum over experts of the share of tokens that chose one, times its mean probability.
+    Logits are `[layers, rows, T, E]`; tokens with a `mask` `[rows, T]` of 0 do not count.
     """
-    mask, number = mask.reshape(rows, -1, 1), logits[0].shape[1]
-    hits, probabilities = torch.zeros((), device=mask.device), torch.zeros((), device=mask.device)
-    for layer in logits:
-        wide = layer if layer.dtype == torch.float64 else layer.float()
-        shares = wide.softmax(-1).view(rows, -1, number)
-        chosen = torch.zeros_like(shares).scatter_(-1, shares.topk(top_k).indices, 1.0)
-        hits = hits + (chosen * mask).sum(1)
-        probabilities = probabilities + (shares * mask).sum(1)
-    tokens = mask.sum(1) * len(logits)
-    return number * (hits / tokens * (probabilities / tokens)).sum(1)
+    shares = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    chosen = torch.zeros_like(shares).scatter_(-1, shares.topk(top_k).indices, 1.0)
+    hits, sums = (torch.einsum("lrte,rt->re", each, mask.to(each.dtype)) for each in (chosen, shares))
+    tokens = len(logits) * mask.sum(1, keepdim=True)
+    return logits.shape[-1] * (hits / tokens * (sums / tokens)).sum(1)
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, Routing | None] = WeakKeyDictionary()
 
 
 def routing_of(model: Any) -> Routing | None:
-    """Returns what records the routers of a model, wrapped or not; None if it has none, or is compiled."""
+    """Returns what records the routers of a model, wrapped or not; None without routers, or for a compiled model."""
     bare: nn.Module = getattr(model, "module", model)
     if bare not in _KNOWN:
-        config = getattr(bare, "config", None)
-        is_on, kinds = getattr(config, ON, False), _kinds(bare)
-        routers = [module for module in bare.modules() if type(module) in kinds]
-        coefficient = float(getattr(config, COEFFICIENT)) if is_on and routers else None
-        compiled = getattr(bare, "_compiled_call_impl", None) is not None  # would not call hooks
-        _KNOWN[bare] = Routing(routers, coefficient) if routers and not compiled else None
+        modules, config = list(bare.modules()), getattr(bare, "config", None)
+        recorders = [(getattr(each, "_can_record_outputs", None) or {}).get("router_logits") for each in modules]
+        kinds = {each.target_class for each in recorders if getattr(each, "index", None) == 0}
+        routers = [each for each in modules if type(each) in kinds]
+        stacked = any(hasattr(each, "_is_expert_parallel") for each in modules)
+        is_used = routers and stacked and getattr(bare, "_compiled_call_impl", None) is None
+        coefficient = float(getattr(config, COEFFICIENT, 0.0)) if getattr(config, ON, False) else 0.0
+        _KNOWN[bare] = Routing(routers, coefficient) if is_used else None
     return _KNOWN[bare]
 
 
-def _kinds(model: nn.Module) -> set[Any]:
-    """Returns the classes that transformers records as routers with logits, if they are followed by stacked experts."""
-    if not any(hasattr(module, "_is_expert_parallel") for module in model.modules()):
-        return set()
-    recorders = [(getattr(m, "_can_record_outputs", None) or {}).get("router_logits") for m in model.modules()]
-    return {each.target_class for each in recorders if getattr(each, "index", None) == 0}
-
-
 def load_metrics(accelerator: Accelerator, mesh: Mesh, model: nn.Module) -> dict[str, float]:
-    """Returns each layer's greatest number of tokens per expert in the last window, as a multiple of the mean.
-
-    Every process must call it. `router/max_load` and `router/min_load` are those of the most and the least loaded
-    expert of any layer; both are 1 if the load is even.
-    """
-    routing = routing_of(model)
-    if routing is None or not routing.counts:
+    """Returns the load of experts in the last window, in multiples of a layer's mean; every process must call it."""
+    if (routing := routing_of(model)) is None or routing.counts is None:
         return {}
-    counts = torch.stack(routing.counts)
-    sums = torch.tensor(data_sum(accelerator, mesh, *counts.flatten().tolist()), dtype=torch.float64).view_as(counts)
-    load = sums / sums.mean(1, keepdim=True).clamp(min=1e-9)
-    layers = {f"router/layer_{place}": float(value) for place, value in enumerate(load.amax(1))}
-    return {"router/max_load": float(load.max()), "router/min_load": float(load.min()), **layers}
+    sums = data_sum(accelerator, mesh, *routing.counts.flatten().double().tolist())
+    load = torch.tensor(sums, dtype=torch.float64).view_as(routing.counts)
+    load /= load.mean(1, keepdim=True).clamp(min=1.0 / load.shape[1])
+    most = {f"router/layer_{layer}": value for layer, value in enumerate(load.amax(1).tolist())}
+    return {"router/max_load": max(most.values()), "router/min_load": float(load.min()), **most}

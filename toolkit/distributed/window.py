@@ -58,7 +58,7 @@ def accumulate(
     total = torch.zeros((), dtype=sum_dtype(accelerator.device), device=accelerator.device)
     whole = None
     if routing := routing_of(model):
-        routing.begin()
+        routing.counts = None
     if task.has("window_loss") and (len(window) > 1 or mesh.data_size > 1):
         whole = _whole_window(accelerator, mesh, task, model, window, beat)
         total += whole.loss
@@ -140,9 +140,7 @@ def micro_batch(
     backward: Callable[[torch.Tensor], object] | None = None,
     loss_sum: Callable[[ModelOutput, Batch], Tensor] | None = None,
 ) -> torch.Tensor:
-    """Adds one micro-batch's part of a window's gradient; returns its summed loss, a detached scalar.
-
-    The loss of a model's routers (`toolkit.distributed.routing`) is part of it.
+    """Adds one micro-batch's part of a window's gradient; returns its summed loss, routers' included, detached.
 
     Arguments as for `accumulate`; `backward` is None for the Accelerator's, and `loss_sum` for the task's.
     """

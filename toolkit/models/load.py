@@ -235,9 +235,8 @@ def build_model(
 def _without_router_outputs(model: PreTrainedModel) -> PreTrainedModel:
     """Ignores `output_router_logits` in forward passes: the loss needs no outputs, and `generate` fails with them."""
     if getattr(model.config, "output_router_logits", False):
-        model.register_forward_pre_hook(
-            lambda module, arguments, inputs: (arguments, {**inputs, "output_router_logits": False}), with_kwargs=True
-        )
+        off = {"output_router_logits": False}
+        model.register_forward_pre_hook(lambda module, given, inputs: (given, inputs | off), with_kwargs=True)
     return model
 
 

@@ -17,7 +17,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
-from toolkit.distributed.exchange import Wire, counted
+from toolkit.base.shards import local
+from toolkit.distributed.exchange import Wire, average_gradients, counted
 from toolkit.distributed.experts import split_experts
 from toolkit.distributed.placement import (
     Delivery,
@@ -30,9 +31,10 @@ from toolkit.distributed.placement import (
     sharing_modules,
     trained_buffers,
 )
-from toolkit.distributed.strategies.split import Split, expert_mesh
+from toolkit.distributed.strategies.split import Split, device_mesh
 from toolkit.distributed.tensor.layers import split_layers
 from toolkit.distributed.window import accumulate, clip_split
+from toolkit.system.phases import in_phase
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -60,9 +62,11 @@ class Sharded(Split):
         if self.mesh.tensor > 1:
             split_layers(model, self.devices["tensor"], deliver, self.mesh.fsdp)
         if self.mesh.expert > 1:
-            devices = expert_mesh(self.mesh, self.accelerator.device)
-            self.expert_wire = Wire(devices["copies"].get_group())
-            self.experts = split_experts(model, devices["expert"], deliver)
+            # Copies of the experts, and the processes that share one, are numbered like replicas and their shards.
+            copies = Mesh(self.mesh.data_size // self.mesh.expert, self.mesh.expert, rank=self.mesh.rank)
+            devices = device_mesh(copies, self.accelerator.device)
+            self.wire_to_copies = Wire(devices["replicas"].get_group())
+            self.experts = split_experts(model, devices["fsdp"], deliver)
         if self.mesh.fsdp > 1:
             self._shard(model, deliver)
         else:
@@ -102,9 +106,19 @@ class Sharded(Split):
         if self.mesh.fsdp == 1:  # FSDP2 has averaged over replicas too
             self.average_over_replicas()
         if self.experts:
-            self.complete_expert_gradients()
+            self._complete_expert_gradients()
         self.wire_to_all.copy_main(trained_buffers(self.model) if self.mesh.data_size > 1 else [])
         return total
+
+    @in_phase("exchange")
+    def _complete_expert_gradients(self) -> None:
+        """Adds up the gradients of experts, to which all tokens of a group have contributed, as mean of data ranks."""
+        trained = [p for p in self.model.parameters() if p.requires_grad and p in self.experts]
+        if self.mesh.data_size > self.mesh.expert:
+            average_gradients(self.wire_to_copies, trained, 1 / self.mesh.data_size)
+            return
+        for gradient in (p.grad for p in trained if p.grad is not None):
+            local(gradient).div_(self.mesh.data_size)
 
     @contextmanager
     def _exchange(self, last: bool) -> Iterator[None]:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Collect, Strategy
-from toolkit.base.shards import fill, full, is_split, local
+from toolkit.base.shards import fill, full, is_split
 from toolkit.distributed.exchange import Counted, Wire, average_gradients
 from toolkit.distributed.placement import Skeleton
 from toolkit.distributed.tensor.layers import check_equal_gradients, complete_gradients
@@ -107,20 +107,12 @@ DIMENSIONS = ("pipeline", "replicas", "fsdp", "tensor")
 
 def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
     """Returns torch's mesh of the run's processes; may create process groups, so every process must call it."""
-    return _device_mesh(dist.group.WORLD, device.type, tuple(mesh.sizes[name] for name in DIMENSIONS), DIMENSIONS)
-
-
-def expert_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
-    """Returns torch's mesh of `copies` of the experts and the processes that share each; as `device_mesh`."""
-    sizes = (mesh.data_size // mesh.expert, mesh.expert)
-    return _device_mesh(dist.group.WORLD, device.type, sizes, ("copies", "expert"))
+    return _device_mesh(dist.group.WORLD, device.type, tuple(mesh.sizes[name] for name in DIMENSIONS))
 
 
 @cache  # groups keep their threads and connections until they are destroyed, so the runs of a process share them
-def _device_mesh(
-    world: dist.ProcessGroup | None, device_type: str, sizes: tuple[int, ...], names: tuple[str, ...]
-) -> DeviceMesh:
-    return init_device_mesh(device_type, sizes, mesh_dim_names=names)
+def _device_mesh(world: dist.ProcessGroup | None, device_type: str, sizes: tuple[int, ...]) -> DeviceMesh:
+    return init_device_mesh(device_type, sizes, mesh_dim_names=DIMENSIONS)
 
 
 class Split(Strategy):
@@ -133,8 +125,6 @@ class Split(Strategy):
     """What this process has of the model."""
     experts: frozenset[nn.Parameter] = frozenset()
     """The parameters that are split over `parallel.expert` processes."""
-    expert_wire: Wire
-    """Connects the processes that hold the same experts."""
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)
@@ -165,19 +155,6 @@ class Split(Strategy):
         if self.mesh.replicas > 1:
             trained = [p for p in self.model.parameters() if p.requires_grad and p not in self.experts]
             average_gradients(self.wire, trained, 1 / self.mesh.replicas)
-
-    @in_phase("exchange")
-    def complete_expert_gradients(self) -> None:
-        """Adds up the gradients of experts over all copies, as a mean over data ranks.
-
-        A process has computed what all tokens of its group contribute to the experts that it holds.
-        """
-        trained = [p for p in self.model.parameters() if p.requires_grad and p in self.experts]
-        if self.mesh.data_size > self.mesh.expert:
-            average_gradients(self.expert_wire, trained, 1 / self.mesh.data_size)
-        else:
-            for gradient in (parameter.grad for parameter in trained if parameter.grad is not None):
-                local(gradient).div_(self.mesh.data_size)
 
     def own_parameters(self) -> Mapping[str, Tensor]:
         """Returns the tensors that this process has, split or not."""

@@ -69,8 +69,8 @@ def strategies_of(cfg: Config, task: Task) -> list[str]:
     config = load_model_config(source_of(cfg))
     found = ["fsdp=2", "zero_stage=1"]
     found += [] if plan_problems(config, 2) else ["tensor=2"]
-    split = replace(cfg, parallel=ParallelConfig(expert=2))
-    found += [] if expert_problems(Case(split, type(task))) else ["expert=2"]
+    case = Case(replace(cfg, parallel=ParallelConfig(expert=2)), type(task))
+    found += [] if expert_problems(case) else ["expert=2"]
     found += [] if task.has("forward") or stage_problems(config, 2, 1) else ["pipeline=2"]
     without = excluded()
     return [text for text in found if excluded(**parse(text)) <= without]
