@@ -79,6 +79,11 @@ IGNORE_INDEX = -100
 value, NaN is ignored instead."""
 
 
+def given(labels: Tensor) -> Tensor:
+    """Returns which labels are not ignored, as Booleans of their shape."""
+    return ~labels.isnan() if labels.is_floating_point() else labels != IGNORE_INDEX
+
+
 ModelOutput = Any
 """Output of the model's forward pass; each head has its own class."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from toolkit.base.errors import ConfigError
@@ -22,6 +22,7 @@ class Mesh:
         fsdp: number of processes that share the parameters of each copy.
         tensor: number of processes that share each layer.
         pipeline: number of stages that share the layers.
+        expert: number of neighbouring data ranks that share the experts of each layer; no factor of the processes.
         rank: rank of this process among all; tensor ranks are adjacent, pipeline stages are furthest apart.
     """
 
@@ -29,6 +30,7 @@ class Mesh:
     fsdp: int = 1
     tensor: int = 1
     pipeline: int = 1
+    expert: int = 1
     rank: int = 0
 
     def __post_init__(self) -> None:
@@ -42,12 +44,12 @@ class Mesh:
     @property
     def is_split(self) -> bool:
         """Whether each copy of the model is split over several processes."""
-        return self.fsdp * self.tensor * self.pipeline > 1
+        return self.fsdp * self.tensor * self.pipeline * self.expert > 1
 
     @property
     def sizes(self) -> dict[str, int]:
         """The size of each dimension, by its name in the settings."""
-        return {"replicas": self.replicas, "fsdp": self.fsdp, "tensor": self.tensor, "pipeline": self.pipeline}
+        return {name: getattr(self, name) for name in ("replicas", "fsdp", "tensor", "pipeline", "expert")}
 
     @property
     def data_size(self) -> int:
@@ -88,7 +90,7 @@ class Mesh:
             rank: rank of this process.
 
         Raises:
-            ConfigError: if the product of the sizes is not the number of processes.
+            ConfigError: if the sizes do not fit the number of processes.
         """
         sizes = {"replicas": parallel.replicas, "fsdp": parallel.fsdp, "tensor": parallel.tensor}
         sizes["pipeline"] = parallel.pipeline
@@ -106,4 +108,9 @@ class Mesh:
                 f"{keys}: these sizes need {mesh.size} processes or a multiple of them, and {number} launched; change "
                 f"the sizes, or launch with --num_processes {mesh.size}"
             ])  # fmt: skip
-        return Mesh(mesh.replicas, mesh.fsdp, mesh.tensor, mesh.pipeline, rank)
+        if mesh.data_size % parallel.expert:
+            raise ConfigError([
+                f"parallel.expert: received {parallel.expert}, which does not divide the number of data ranks, "
+                f"{mesh.data_size} (parallel.replicas x parallel.fsdp); set one that does, or launch more processes"
+            ])  # fmt: skip
+        return replace(mesh, rank=rank, expert=parallel.expert)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from toolkit.api.batch import (
-    IGNORE_INDEX,
     Batch,
     Description,
     EvalData,
@@ -23,6 +22,7 @@ from toolkit.api.batch import (
     Processor,
     Record,
     Row,
+    given,
 )
 from toolkit.base.errors import InputError
 from toolkit.config.fields import Column
@@ -221,8 +221,7 @@ class Task(ABC):
 
         The default counts the labels that are not `IGNORE_INDEX`, or not NaN.
         """
-        labels = batch["labels"]
-        return (~labels.isnan() if labels.is_floating_point() else labels != IGNORE_INDEX).sum()
+        return given(batch["labels"]).sum()
 
     def read_columns(self) -> dict[str, Column]:
         """Returns the columns that the task reads with its options and, once it has learned it, its state."""

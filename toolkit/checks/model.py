@@ -17,8 +17,10 @@ from toolkit.checks.check import Case
 from toolkit.config.paths import source_of
 from toolkit.config.problems import CannotCheck
 from toolkit.config.sections import ModelConfig
+from toolkit.distributed.experts import expert_layers
 from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS
+from toolkit.distributed.routing import BALANCED, COEFFICIENT, ON
 from toolkit.distributed.tensor.plans import plan_problems, split_modules
 from toolkit.modalities.text import prefix_problems, shape_problems
 from toolkit.models.activations import spare_activations
@@ -145,6 +147,30 @@ def pipeline_problems(case: Case) -> list[str]:
     if parallel.pipeline == 1:
         return []
     return stage_problems(_config(case), parallel.pipeline, CHUNKS.get(parallel.schedule, 1))
+
+
+def expert_problems(case: Case) -> list[str]:
+    """Returns why the model's experts cannot be split over `parallel.expert` processes."""
+    size = case.cfg.parallel.expert
+    return _of_empty(case, lambda model: expert_layers(model, size)) if size > 1 else []
+
+
+def router_problems(case: Case) -> list[str]:
+    """Returns why the loss that balances the load of experts would not count, or not as configured."""
+    cfg, config = case.cfg, _config(case)
+    given = {**(cfg.model.from_config or {}), **cfg.model.config_overrides}
+    section = "model.from_config" if cfg.model.from_config is not None else "model.config_overrides"
+    if not getattr(config, ON, False):
+        unused = f"{section}.{COEFFICIENT}: has no effect without {section}.{ON}=true; set it, or remove {COEFFICIENT}"
+        return [unused] if COEFFICIENT in given else []
+    reasons = {
+        f"the loss of a {config.model_type}'s routers has not been compared": config.model_type not in BALANCED,
+        f"{type(case.task).__name__} has its own forward pass, whose rows may be others": case.task.has("forward"),
+        "train.torch_compile leaves out what records routers": cfg.train.torch_compile,
+        "prompt_tuning (model.peft.method) adds tokens that no row has": cfg.model.peft.method == "prompt_tuning",
+    }
+    loss = "so the loss that balances experts would not count; set it to false"
+    return [f"{section}.{ON}: received true, but {why}, {loss}" for why, applies in reasons.items() if applies]
 
 
 def rate_problems(case: Case) -> list[str]:

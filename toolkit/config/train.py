@@ -233,6 +233,10 @@ class ParallelConfig:
     pipeline: Positive = 1
     """Number of processes that split the layers into stages (pipeline parallel). They read the same rows; the
     micro-batches of a window (`train.gradient_accumulation_steps`) pass through the stages one after another."""
+    expert: Positive = 1
+    """Number of processes that split the experts of each layer of a mixture (expert parallel); an all-to-all sends
+    tokens to them. They read different rows, so the number is no further factor of the processes: it must divide
+    `replicas` x `fsdp`, and the experts. What is no expert is replicated, or sharded by `fsdp`."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = "1f1b"
     """Order of the passes in a pipeline. `gpipe`: all forward passes, then all backward passes; `1f1b`: backward passes
     as early as possible, which keeps fewer activations; `interleaved_1f1b`: 1F1B with two chunks of layers per process,
@@ -261,4 +265,4 @@ class ParallelConfig:
     @property
     def splits(self) -> bool:
         """Whether the model is split over processes."""
-        return self.shards or self.tensor > 1 or self.pipeline > 1
+        return self.shards or self.tensor > 1 or self.pipeline > 1 or self.expert > 1

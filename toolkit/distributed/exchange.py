@@ -135,7 +135,7 @@ def _parts(piece: Sequence[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tens
 
 COUNTED_STEPS = 2
 """Steps that are counted, since counting takes time; the last of them represents all. The first one has more checks."""
-_SHARES = {"reduce_scatter": 1, "all_reduce": 2, "allreduce": 2, "gather": 1, "broadcast": 1}
+_SHARES = {"reduce_scatter": 1, "alltoall": 1, "all_reduce": 2, "allreduce": 2, "gather": 1, "broadcast": 1}
 """Shares of its complete tensor that a collective sends (`share_sent`), by a part of its name."""
 
 F = TypeVar("F", bound=Callable[..., Any])

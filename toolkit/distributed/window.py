@@ -19,6 +19,7 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
 from toolkit.base.shards import full, is_split, local
 from toolkit.distributed.collectives import data_sum, sum_dtype
+from toolkit.distributed.routing import routing_of
 from toolkit.system.phases import phase
 
 
@@ -56,6 +57,8 @@ def accumulate(
     """
     total = torch.zeros((), dtype=sum_dtype(accelerator.device), device=accelerator.device)
     whole = None
+    if routing := routing_of(model):
+        routing.counts = None
     if task.has("window_loss") and (len(window) > 1 or mesh.data_size > 1):
         whole = _whole_window(accelerator, mesh, task, model, window, beat)
         total += whole.loss
@@ -137,17 +140,19 @@ def micro_batch(
     backward: Callable[[torch.Tensor], object] | None = None,
     loss_sum: Callable[[ModelOutput, Batch], Tensor] | None = None,
 ) -> torch.Tensor:
-    """Adds one micro-batch's part of a window's gradient; returns its summed loss, a detached scalar.
+    """Adds one micro-batch's part of a window's gradient; returns its summed loss, routers' included, detached.
 
     Arguments as for `accumulate`; `backward` is None for the Accelerator's, and `loss_sum` for the task's.
     """
-    empty = bool((batch["row_ids"] < 0).all())
+    empty, routing = bool((batch["row_ids"] < 0).all()), routing_of(model)
     with kept_buffers(model) if empty else nullcontext():
         with phase("forward"):
             batch = to_device(batch, accelerator.device)
-            with logits_at_labels(batch):
+            with logits_at_labels(batch), routing.recording() if routing else nullcontext():
                 outputs = task.forward(model, batch)
             loss = (loss_sum or task.loss_sum)(outputs, batch)
+            if routing:
+                loss = loss + routing.loss_sum(batch)
         with phase("backward"):
             (backward or accelerator.backward)(loss * scale)
     return loss.detach()

@@ -27,6 +27,7 @@ from toolkit.data.batching.budget import over_budget, padding_to
 from toolkit.data.batching.order import WindowSampler
 from toolkit.data.batching.workers import WatchedLoader, ended_workers, num_workers
 from toolkit.distributed.collectives import all_sum, data_sum, on_main
+from toolkit.distributed.routing import load_metrics
 from toolkit.distributed.stop import StopSignal
 from toolkit.distributed.window import seed_all
 from toolkit.engine.callbacks import build_callbacks
@@ -273,6 +274,7 @@ class Session(Training):
     def log(self) -> dict[str, Any]:
         """Writes and returns a line about the steps since the last line."""
         metrics = self.strategy.log_metrics() | self.updates.metrics()
+        metrics |= load_metrics(self.run.accelerator, self.run.mesh, self.bare_model)
         for callback in self.callbacks.values():
             metrics |= callback.log_metrics()
         line = self.meter.line(self.epoch, metrics)

@@ -147,4 +147,6 @@ def in_float64(model: PreTrainedModel) -> PreTrainedModel:
         return arguments, inputs | {name: t.double() for name, t in tensors.items() if t.is_floating_point()}
 
     model.register_forward_pre_hook(convert, with_kwargs=True)
+    if any(hasattr(module, "_is_expert_parallel") for module in model.modules()):
+        model.set_experts_implementation("eager")  # other kernels have no float64
     return model.double()

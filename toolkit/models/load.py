@@ -183,7 +183,7 @@ def build_empty(auto_class: Any, config: PreTrainedConfig, **options: Any) -> Pr
     load_code(config, auto_class.__name__)
     with torch.device("meta"):
         model: PreTrainedModel = auto_class.from_config(config, **options)
-    return model
+    return _without_router_outputs(model)
 
 
 def build_model(
@@ -205,7 +205,7 @@ def build_model(
     attending = attention(model, config, auto_class)
     if model.from_config is not None:
         try:
-            return auto_class.from_config(config, dtype=torch.float32, **attending)
+            return _without_router_outputs(auto_class.from_config(config, dtype=torch.float32, **attending))
         except Exception as error:  # each model class has its own checks and exception types
             raise ConfigError([f"model.from_config: cannot build {auto_model}: {error}"]) from error
     name = str(model.name_or_path)
@@ -229,7 +229,15 @@ def build_model(
     _keep_labels(loaded, model, files)
     if auto_model == "AutoModelForSequenceClassification" and getattr(config, "classifier_pooling", "cls") != "mean":
         _note_pooling(name)
-    return loaded
+    return _without_router_outputs(loaded)
+
+
+def _without_router_outputs(model: PreTrainedModel) -> PreTrainedModel:
+    """Ignores `output_router_logits` in forward passes: the loss needs no outputs, and `generate` fails with them."""
+    if getattr(model.config, "output_router_logits", False):
+        off = {"output_router_logits": False}
+        model.register_forward_pre_hook(lambda module, given, inputs: (given, inputs | off), with_kwargs=True)
+    return model
 
 
 def _keep_labels(loaded: PreTrainedModel, model: ModelConfig, files: Sequence[str]) -> None:

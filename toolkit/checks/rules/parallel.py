@@ -10,7 +10,7 @@ from toolkit.config.train import ParallelConfig
 from toolkit.optim.presets import PRESETS
 
 _UNSPLIT = "remove the settings of parallel"
-_SPLITS = ("parallel.fsdp", "parallel.pipeline", "parallel.tensor", "parallel.zero_stage")
+_SPLITS = ("parallel.expert", "parallel.fsdp", "parallel.pipeline", "parallel.tensor", "parallel.zero_stage")
 
 
 def _not_when_split(when: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
@@ -127,9 +127,18 @@ PARALLEL_RULES = (
              "rows of a weight that is in parts are not found", "remove model.peft.trainable_token_indices"),
     _not_when_split(lambda c: c.model.peft.method == "qlora", "model.peft.method", "weights of 4 bits cannot be split",
              "set model.peft.method to lora"),
-    Rule(lambda c: c.parallel.tensor > 1 and PRESETS[c.train.optim].averages, ("parallel.tensor", "train.optim"),
+    Rule(lambda c: max(c.parallel.tensor, c.parallel.expert) > 1 and PRESETS[c.train.optim].averages,
+         ("parallel", "train.optim"),
          "this optimizer counts its steps for all parameters together, and split ones are updated separately",
-         "set parallel.fsdp instead of parallel.tensor, or train.optim to another optimizer"),
+         "set parallel.fsdp instead of parallel.tensor and parallel.expert, or train.optim to another optimizer",
+         with_=("parallel.tensor", "parallel.expert")),
+    Rule(lambda c: c.parallel.expert > 1 and c.parallel.tensor * c.parallel.pipeline > 1,
+         ("parallel",),
+         "experts are exchanged between processes that read different rows, and no plan or stage has them",
+         "remove parallel.tensor and parallel.pipeline, or set parallel.fsdp beside parallel.expert",
+         with_=("parallel.tensor", "parallel.pipeline", "parallel.expert")),
+    Rule(lambda c: c.parallel.expert > 1 and c.parallel.offload, ("parallel.expert", "parallel.offload"),
+         "FSDP2 does not hold the experts, which would stay on the device", "remove parallel.offload"),
     Rule(lambda c: c.parallel.tensor > 1 and c.model.peft.method != "none", ("parallel.tensor", "model.peft.method"),
          "adapters change the layers that tensor parallelism splits",
          "set parallel.fsdp instead of parallel.tensor, or remove model.peft"),
@@ -273,9 +282,10 @@ DEEPSPEED_RULES = (
     _not_with_deepspeed(lambda c: c.parallel.zero_stage is None, ("parallel.backend", "parallel.zero_stage"),
                           "DeepSpeed is used for ZeRO only",
                           "set parallel.zero_stage to 1, 2 or 3, or remove parallel.backend"),
-    _not_with_deepspeed(lambda c: c.parallel.tensor > 1 or c.parallel.pipeline > 1 or c.parallel.fsdp > 1,
+    _not_with_deepspeed(lambda c: max(c.parallel.tensor, c.parallel.pipeline, c.parallel.fsdp, c.parallel.expert) > 1,
                           ("parallel",), "DeepSpeed's ZeRO splits over all processes",
-                          f"remove parallel.fsdp, parallel.tensor and parallel.pipeline, or {_TORCH}"),
+                          "remove parallel.fsdp, parallel.tensor, parallel.pipeline and parallel.expert, or "
+                          f"{_TORCH}"),
     _not_with_deepspeed(lambda c: c.parallel.replicas not in (None, 1) and c.parallel.zero_stage in (2, 3),
                           ("parallel",), "DeepSpeed's ZeRO splits over all processes, so there are no replicas",
                           f"remove parallel.replicas, or {_TORCH}"),

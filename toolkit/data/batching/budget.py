@@ -126,7 +126,7 @@ def training_budget(features: datasets.Dataset, cfg: Config, mesh: Mesh, unit: s
         lengths_of(features),
         unpadded and unit != "samples",  # speech models' convolutions compute on padded clips
         LONG_ROW * (SAMPLES_PER_FRAME if unit == "samples" else 1),
-        equal_counts=mesh.fsdp > 1 or parallel.backend == "deepspeed",
+        equal_counts=mesh.fsdp > 1 or mesh.expert > 1 or parallel.backend == "deepspeed",
         multiple=mesh.pipeline if interleaved else 1,
     )
 

@@ -1,4 +1,4 @@
-"""One model split over processes: sharded parameters (FSDP2), split layers (tensor parallel), and replicas of both.
+"""One model split over processes: sharded parameters (FSDP2), split layers or experts, and replicas of them.
 
 FSDP2 is `torch.distributed.fsdp.fully_shard` (Zhao et al. 2023, arXiv 2304.11277), applied to each layer and to the
 model; tensor parallelism splits attention heads and MLPs (Shoeybi et al. 2019, arXiv 1909.08053). The toolkit places
@@ -17,7 +17,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
-from toolkit.distributed.exchange import Wire, counted
+from toolkit.base.shards import local
+from toolkit.distributed.exchange import Wire, average_gradients, counted
+from toolkit.distributed.experts import split_experts
 from toolkit.distributed.placement import (
     Delivery,
     Skeleton,
@@ -29,10 +31,11 @@ from toolkit.distributed.placement import (
     sharing_modules,
     trained_buffers,
 )
-from toolkit.distributed.strategies.split import Split
+from toolkit.distributed.strategies.split import Split, device_mesh
 from toolkit.distributed.tensor.layers import split_layers
 from toolkit.distributed.window import accumulate, clip_split
 from toolkit.optim.state import unwrapped
+from toolkit.system.phases import in_phase
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -54,11 +57,17 @@ class Sharded(Split):
         self.wire_to_all = Wire()
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Splits the model: layers over `tensor`, then every parameter over `fsdp`."""
+        """Splits the model: layers over `tensor` or experts over `expert`, then other parameters over `fsdp`."""
         self.skeleton = Skeleton(model) if self.accelerator.is_main_process else None
         deliver = Delivery(self.accelerator.device)
         if self.mesh.tensor > 1:
             split_layers(model, self.devices["tensor"], deliver, self.mesh.fsdp)
+        if self.mesh.expert > 1:
+            # Copies of the experts, and the processes that share one, are numbered like replicas and their shards.
+            copies = Mesh(self.mesh.data_size // self.mesh.expert, self.mesh.expert, rank=self.mesh.rank)
+            devices = device_mesh(copies, self.accelerator.device)
+            self.wire_to_copies = Wire(devices["replicas"].get_group())
+            self.experts = split_experts(model, devices["fsdp"], deliver)
         if self.mesh.fsdp > 1:
             self._shard(model, deliver)
         else:
@@ -72,6 +81,7 @@ class Sharded(Split):
             "mesh": self.devices["replicas", "fsdp"] if hybrid else self.devices["fsdp"],
             "reshard_after_forward": self._reshards,
             "offload_policy": CPUOffloadPolicy() if self.cfg.parallel.offload else OffloadPolicy(),
+            "ignored_params": set(self.experts),
         }
         precise, layers, groups = {**options}, layers_of(model), sharing_modules(model)
         if self.cfg.train.mixed_precision == "bf16":
@@ -96,8 +106,20 @@ class Sharded(Split):
         self.complete_tensor_gradients()
         if self.mesh.fsdp == 1:  # FSDP2 has averaged over replicas too
             self.average_over_replicas()
+        if self.experts:
+            self._complete_expert_gradients()
         self.wire_to_all.copy_main(trained_buffers(self.model) if self.mesh.data_size > 1 else [])
         return total
+
+    @in_phase("exchange")
+    def _complete_expert_gradients(self) -> None:
+        """Adds up the gradients of experts, to which all tokens of a group have contributed, as mean of data ranks."""
+        trained = [p for p in self.model.parameters() if p.requires_grad and p in self.experts]
+        if self.mesh.data_size > self.mesh.expert:
+            average_gradients(self.wire_to_copies, trained, 1 / self.mesh.data_size)
+            return
+        for gradient in (p.grad for p in trained if p.grad is not None):
+            local(gradient).div_(self.mesh.data_size)
 
     @contextmanager
     def _exchange(self, last: bool) -> Iterator[None]:
@@ -119,7 +141,7 @@ class Sharded(Split):
     def full_model(self) -> Iterator[nn.Module]:
         """Yields the split model; every rank must call it equally often, and `generate` waits for all ranks."""
         try:
-            with generating_together(self.model) if self.mesh.fsdp > 1 else nullcontext():
+            with generating_together(self.model) if self.mesh.fsdp * self.mesh.expert > 1 else nullcontext():
                 yield self.model
         finally:
             # After a forward pass without a backward pass, the model's own parameters would stay gathered.

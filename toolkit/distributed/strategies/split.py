@@ -141,6 +141,8 @@ class Split(Strategy):
     """The model without its parameters; on the main process at least."""
     own: PreTrainedModel
     """What this process has of the model."""
+    experts: frozenset[nn.Parameter] = frozenset()
+    """The parameters that are split over `parallel.expert` processes."""
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)
@@ -152,11 +154,11 @@ class Split(Strategy):
 
     def prepare_optimizer(self, optimizer: Optimizer) -> None:
         """Gathers parameters for optimizers that need complete ones; separates layouts that kernels cannot mix."""
-        if self.mesh.fsdp > 1 or self.mesh.tensor > 1:
+        if self.mesh.fsdp > 1 or self.mesh.tensor > 1 or self.experts:
             if not PRESETS[self.cfg.train.optim].elementwise:
                 gather_before_step(optimizer)
                 self.traffic.count_steps_of(optimizer)
-            elif self.mesh.tensor > 1:
+            elif self.mesh.tensor > 1 or self.experts:
                 step_by_layout(optimizer)
 
     @in_phase("exchange")
@@ -171,7 +173,7 @@ class Split(Strategy):
     def average_over_replicas(self) -> None:
         """Averages the gradient over replicas of the split model."""
         if self.mesh.replicas > 1:
-            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            trained = [p for p in self.model.parameters() if p.requires_grad and p not in self.experts]
             average_gradients(self.wire, trained, 1 / self.mesh.replicas)
 
     def own_parameters(self) -> Mapping[str, Tensor]:

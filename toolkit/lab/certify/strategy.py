@@ -13,6 +13,8 @@ from torch import Tensor
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.base.run_folder import RunFolder
+from toolkit.checks.check import Case
+from toolkit.checks.model import expert_problems
 from toolkit.checks.rules import RULES
 from toolkit.config.messages import did_you_mean
 from toolkit.config.paths import source_of
@@ -67,15 +69,17 @@ def strategies_of(cfg: Config, task: Task) -> list[str]:
     config = load_model_config(source_of(cfg))
     found = ["fsdp=2", "zero_stage=1"]
     found += [] if plan_problems(config, 2) else ["tensor=2"]
+    case = Case(replace(cfg, parallel=ParallelConfig(expert=2)), type(task))
+    found += [] if expert_problems(case) else ["expert=2"]
     found += [] if task.has("forward") or stage_problems(config, 2, 1) else ["pipeline=2"]
     without = excluded()
     return [text for text in found if excluded(**parse(text)) <= without]
 
 
 def processes_of(settings: Mapping[str, int | str]) -> int:
-    """Returns the number of processes of a strategy; ZeRO alone gets two."""
+    """Returns the number of processes of a strategy; ZeRO alone gets two, and experts as many as split them."""
     sizes = [size for name, size in settings.items() if name in SIZES and isinstance(size, int)]
-    return max(prod(sizes), 2 if "zero_stage" in settings else 1)
+    return max(prod(sizes), int(settings.get("expert", 1)), 2 if "zero_stage" in settings else 1)
 
 
 def trainings(experiment: Experiment) -> list[Training]:
