@@ -19,7 +19,7 @@ from torch import distributed as dist
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
 from toolkit.base.shards import local
-from toolkit.distributed.collectives import collective_seconds, objects_of_all, sum_dtype
+from toolkit.distributed.collectives import collective_seconds, sum_dtype
 from toolkit.distributed.exchange import counted
 from toolkit.distributed.pipeline.execution import Executor, ForwardOnly, Links
 from toolkit.distributed.pipeline.partition import partition, parts_of
@@ -36,20 +36,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from toolkit.config.sections import Config
-
-
-def merged_scalars(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the values of `toolkit.optim.state.optimizer_state` for one process, from those of each stage."""
-    groups = []
-    for parts in zip(*(stage["groups"] for stage in stages), strict=True):
-        names = dict.fromkeys(name for part in parts for name in part["params"])
-        settings = next((part["settings"] for part in parts if part["params"]), parts[0]["settings"])
-        groups.append({"params": list(names), "settings": settings})
-    merged = {
-        key: {name: value for stage in reversed(stages) for name, value in stage[key].items()}
-        for key in ("values", "shapes")
-    }
-    return {"optimizer": stages[0]["optimizer"], "groups": groups, **merged}
 
 
 class Pipeline(Split):
@@ -143,8 +129,3 @@ class Pipeline(Split):
     def _held_by_first(self) -> set[int]:
         """Returns the `id` of each parameter of this process that the first process holds as well."""
         return {id(parameter) for parameter in self.stage.tied} if self.mesh.pipeline_rank > 0 else set()
-
-    def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Returns the state of this process's optimizer, and the plain values of all stages' optimizers."""
-        tensors, scalars = super().own_optimizer()
-        return tensors, merged_scalars(objects_of_all(scalars))

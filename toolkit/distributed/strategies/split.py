@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Collect, Strategy
 from toolkit.base.shards import fill, full, is_split
+from toolkit.distributed.collectives import objects_of_all
 from toolkit.distributed.exchange import Counted, Wire, average_gradients
 from toolkit.distributed.placement import Skeleton
+from toolkit.distributed.strategies.ddp import share_steps
 from toolkit.distributed.tensor.layers import check_equal_gradients, complete_gradients
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import optimizer_state
@@ -101,6 +103,20 @@ def _split_like(parameter: Tensor, value: Any) -> Any:
     return part
 
 
+def merged_scalars(own_of_all: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the values of `toolkit.optim.state.optimizer_state` for one process, from those of all that share it."""
+    groups = []
+    for parts in zip(*(own["groups"] for own in own_of_all), strict=True):
+        names = dict.fromkeys(name for part in parts for name in part["params"])
+        settings = next((part["settings"] for part in parts if part["params"]), parts[0]["settings"])
+        groups.append({"params": list(names), "settings": settings})
+    merged = {
+        key: {name: value for own in reversed(own_of_all) for name, value in own[key].items()}
+        for key in ("values", "shapes")
+    }
+    return {"optimizer": own_of_all[0]["optimizer"], "groups": groups, **merged}
+
+
 DIMENSIONS = ("pipeline", "replicas", "fsdp", "tensor")
 """Names of the device mesh's dimensions, outermost first, as `toolkit.api.mesh.Mesh` numbers the ranks."""
 
@@ -129,15 +145,22 @@ class Split(Strategy):
         self.devices = device_mesh(mesh, accelerator.device)
         self.wire = Wire(self.devices["replicas"].get_group())
         self.traffic = Counted()
+        self.shares_steps = cfg.parallel.zero_stage == 1 and mesh.replicas > 1
 
     def prepare_optimizer(self, optimizer: Optimizer) -> None:
-        """Gathers parameters for optimizers that need complete ones; separates layouts that kernels cannot mix."""
-        if self.mesh.fsdp > 1 or self.mesh.tensor > 1:
-            if not PRESETS[self.cfg.train.optim].elementwise:
-                gather_before_step(optimizer)
-                self.traffic.count_steps_of(optimizer)
-            elif self.mesh.tensor > 1:
-                step_by_layout(optimizer)
+        """Gathers parameters for optimizers that need complete ones; separates layouts that kernels cannot mix.
+
+        With ZeRO-1, replicas of the parts of a model share the update of each part.
+        """
+        gathers = self.mesh.fsdp * self.mesh.tensor > 1 and not PRESETS[self.cfg.train.optim].elementwise
+        if gathers:
+            gather_before_step(optimizer)
+        elif self.mesh.tensor > 1:
+            step_by_layout(optimizer)
+        if self.shares_steps:
+            share_steps(optimizer, self.wire, self.devices["replicas"].get_local_rank(), self.mesh.replicas)
+        if gathers or self.shares_steps:
+            self.traffic.count_steps_of(optimizer)
 
     @in_phase("exchange")
     def complete_tensor_gradients(self) -> None:
@@ -159,8 +182,10 @@ class Split(Strategy):
         return self.model.state_dict(keep_vars=True)
 
     def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Returns the state of this process's optimizer, split like the parameters."""
-        return optimizer_state(self.replica.optimizer, self.model)
+        """Returns the state of this process's optimizer, split like the parameters, and the plain values of all."""
+        tensors, scalars = optimizer_state(self.replica.optimizer, self.model)
+        several = self.mesh.pipeline > 1 or self.shares_steps
+        return tensors, merged_scalars(objects_of_all(scalars)) if several else scalars
 
     def complete_model(self, collect: Collect) -> PreTrainedModel:
         """Returns a complete copy of the model on the main process, and this process's part on the others."""
