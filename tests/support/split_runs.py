@@ -91,7 +91,10 @@ STRATEGIES: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "pipeline": (2, 1, ("parallel.pipeline=2",)),
     "replicas-pipeline": (4, 2, ("parallel.replicas=2", "parallel.pipeline=2")),
     "tensor-pipeline": (4, 1, ("parallel.tensor=2", "parallel.pipeline=2")),
+    "fsdp-pipeline": (4, 2, ("parallel.fsdp=2", "parallel.pipeline=2")),
     "3d": (8, 2, ("parallel.replicas=2", "parallel.tensor=2", "parallel.pipeline=2")),
+    "zero1-tensor": (4, 2, ("parallel.replicas=2", "parallel.tensor=2", "parallel.zero_stage=1")),
+    "zero1-pipeline": (4, 2, ("parallel.replicas=2", "parallel.pipeline=2", "parallel.zero_stage=1")),
 }
 """Number of processes, of data ranks, and settings of each strategy."""
 ONLY = {

@@ -1,6 +1,6 @@
 """One model whose layers are split over processes in stages, and replicas of it (Huang et al. 2018, arXiv 1811.06965).
 
-Layers can also be split over processes themselves (tensor parallel).
+Layers can also be split over processes themselves (tensor parallel), and each stage's parameters sharded (FSDP2).
 The micro-batches of a window pass through the stages one after another. Every process of a pipeline reads the same
 micro-batches, with their masks and labels, so only hidden states and their gradients are sent, in any shape.
 """
@@ -49,7 +49,7 @@ class Pipeline(Split):
         self.links = Links(mesh, collective_seconds(cfg.train))
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Splits layers over `tensor`, keeps those of this process's stages, and frees the others."""
+        """Splits layers over `tensor`, keeps those of this process's stages, frees the others, shards over `fsdp`."""
         self.skeleton = Skeleton(model)
         self.outline = self.skeleton.model
         rank, processes = self.mesh.pipeline_rank, self.mesh.pipeline
@@ -57,13 +57,15 @@ class Pipeline(Split):
         ranges = partition(parts_of(model).costs(), stages)
         deliver = Delivery(self.accelerator.device)
         if self.mesh.tensor > 1:
-            split_layers(model, self.devices["tensor"], deliver)
+            split_layers(model, self.devices["tensor"], deliver, self.mesh.fsdp)
         own = range(rank, stages, processes)
         deliver(model.modules(), held_modules(model, ranges, own).__contains__)
         self.stage = Stage(model, ranges, own, self.accelerator.device)
         weights = WeightGradients(model) if self.cfg.parallel.schedule == "zero_bubble" else None
         self.executor = Executor(self.stage, self.links, rank, processes, self.accelerator.device, weights)
-        self.own = model
+        if self.mesh.fsdp > 1:
+            self.shard(model, deliver)
+        self.own = self.model = model
         return model
 
     def actions(self, micro_batches: int) -> list[Action]:
@@ -79,7 +81,8 @@ class Pipeline(Split):
         def seed(stage: int, number: int) -> None:
             seed_all(self.cfg.seed, step, self.mesh.data_rank, stage, number)
 
-        total = self.executor.gradient(r.task, self.actions(len(window)), window, scale, seed, r.beat)
+        total = self.executor.gradient(r.task, self.actions(len(window)), window, scale, seed, r.beat, self.exchange_gradients)
+        self.reshard()  # a stage that trains nothing has no backward pass
         self.complete_tensor_gradients()
         self._add_shared_gradients()
         self.average_over_replicas()
@@ -118,8 +121,11 @@ class Pipeline(Split):
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
         """Yields the pipeline, which returns outputs on the last stage and None on the others."""
-        yield ForwardOnly(self.executor, self.model)
-        self.links.wait()
+        try:
+            yield ForwardOnly(self.executor, self.model)
+            self.links.wait()
+        finally:
+            self.reshard()
 
     def own_parameters(self) -> Mapping[str, Tensor]:
         """Returns the tensors of this process's stages; the first process provides those that the last one shares."""

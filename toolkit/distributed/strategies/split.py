@@ -11,13 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Collect, Strategy
 from toolkit.base.shards import fill, full, is_split
 from toolkit.distributed.collectives import objects_of_all
 from toolkit.distributed.exchange import Counted, Wire, average_gradients
-from toolkit.distributed.placement import Skeleton
+from toolkit.distributed.placement import (
+    Delivery,
+    Skeleton,
+    keep_stream,
+    layers_of,
+    norms_of,
+    only_products,
+    sharing_modules,
+)
 from toolkit.distributed.strategies.ddp import share_steps
 from toolkit.distributed.tensor.layers import check_equal_gradients, complete_gradients
 from toolkit.optim.presets import PRESETS
@@ -145,6 +154,7 @@ class Split(Strategy):
         self.devices = device_mesh(mesh, accelerator.device)
         self.wire = Wire(self.devices["replicas"].get_group())
         self.traffic = Counted()
+        self._reshards = cfg.parallel.reshard_after_forward and cfg.parallel.zero_stage != 2
         self.shares_steps = cfg.parallel.zero_stage == 1 and mesh.replicas > 1
 
     def prepare_optimizer(self, optimizer: Optimizer) -> None:
@@ -162,6 +172,47 @@ class Split(Strategy):
         if gathers or self.shares_steps:
             self.traffic.count_steps_of(optimizer)
 
+    def shard(self, model: nn.Module, deliver: Delivery) -> None:
+        """Shards what this process has of a model over `fsdp`, one layer after another."""
+        hybrid = self.mesh.replicas > 1
+        options: dict[str, Any] = {
+            "mesh": self.devices["replicas", "fsdp"] if hybrid else self.devices["fsdp"],
+            "reshard_after_forward": self._reshards,
+            "offload_policy": CPUOffloadPolicy() if self.cfg.parallel.offload else OffloadPolicy(),
+        }
+        precise, layers, groups = {**options}, layers_of(model), sharing_modules(model)
+        if self.cfg.train.mixed_precision == "bf16":
+            if norms := norms_of(model):
+                deliver(norms)
+                fully_shard(norms, **precise | {"reshard_after_forward": False})
+            keep_stream(model, filter(only_products, layers))
+            # Autocast stays, for what must be float32; with it alone, each layer would keep its weights in 16 bits.
+            options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        for group in groups:
+            deliver(child for module in group for child in module.modules())
+            fully_shard(group, **(options if all(map(only_products, group)) else precise))
+        for part in (*layers, model):
+            deliver(part.modules())
+            fully_shard(part, **(options if only_products(part, layers if part is model else ()) else precise))
+
+    def exchange_gradients(self, last: bool) -> None:
+        """Makes FSDP2 exchange gradients by `parallel.gradient_sync`, and free what it has gathered for a window.
+
+        Called before each backward pass, given whether it is a layer's last one of the window.
+        """
+        model: Any = self.model
+        if self.mesh.fsdp > 1:
+            model.set_requires_gradient_sync(last or self.cfg.parallel.gradient_sync == "micro_batch")
+            model.set_requires_all_reduce(last)
+            if not self._reshards:
+                model.set_reshard_after_backward(last)
+
+    def reshard(self) -> None:
+        """Frees what is gathered and has no backward pass after which FSDP2 frees it."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     @in_phase("exchange")
     def complete_tensor_gradients(self) -> None:
         """Adds up what the processes of a tensor group have of the gradient of a parameter that is not split."""
@@ -172,8 +223,8 @@ class Split(Strategy):
 
     @in_phase("exchange")
     def average_over_replicas(self) -> None:
-        """Averages the gradient over replicas of the split model."""
-        if self.mesh.replicas > 1:
+        """Averages the gradient over replicas of the split model, unless FSDP2 has done so."""
+        if self.mesh.replicas > 1 and self.mesh.fsdp == 1:
             trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
             average_gradients(self.wire, trained, 1 / self.mesh.replicas)
 
