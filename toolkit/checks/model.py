@@ -20,6 +20,7 @@ from toolkit.config.sections import ModelConfig
 from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS
 from toolkit.distributed.tensor.plans import plan_problems, split_modules
+from toolkit.distributed.tensor.sequence import sequence_problems
 from toolkit.modalities.text import prefix_problems, shape_problems
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import adapter_problems, add_adapters, prompt_problems
@@ -133,10 +134,11 @@ def padding_problems(case: Case) -> list[str]:
 
 def tensor_problems(case: Case) -> list[str]:
     """Returns why the model's layers cannot be split over `parallel.tensor` processes."""
-    size = case.cfg.parallel.tensor
+    size, config = case.cfg.parallel.tensor, _config(case)
     if size == 1:
         return []
-    return plan_problems(_config(case), size) or _of_empty(case, lambda model: split_modules(model, size))
+    problems = [*plan_problems(config, size), *(sequence_problems(config) if case.cfg.parallel.sequence else [])]
+    return problems or _of_empty(case, lambda model: split_modules(model, size))
 
 
 def pipeline_problems(case: Case) -> list[str]:

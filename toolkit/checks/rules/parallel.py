@@ -80,6 +80,10 @@ PIPELINE_RULES = (
 
 PARALLEL_RULES = (
     *PIPELINE_RULES,
+    only_if("parallel.sequence", ParallelConfig().sequence, "parallel.tensor", lambda size: size > 1,
+            "tokens are split between layers that are split", "set parallel.tensor"),
+    Rule(lambda c: c.parallel.sequence and c.parallel.pipeline > 1, ("parallel.sequence", "parallel.pipeline"),
+         "stages exchange complete hidden states", "remove parallel.sequence or parallel.pipeline"),
     _sharded_only("reshard_after_forward"),
     _sharded_only("gradient_sync"),
     _sharded_only("offload"),

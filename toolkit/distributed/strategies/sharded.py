@@ -44,7 +44,7 @@ class Sharded(Split):
         self.skeleton = Skeleton(model) if self.accelerator.is_main_process else None
         deliver = Delivery(self.accelerator.device)
         if self.mesh.tensor > 1:
-            split_layers(model, self.devices["tensor"], deliver, self.mesh.fsdp)
+            split_layers(model, self.devices["tensor"], deliver, self.mesh.fsdp, self.cfg.parallel.sequence)
         if self.mesh.fsdp > 1:
             self.shard(model, deliver)
         else:

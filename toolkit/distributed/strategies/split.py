@@ -29,6 +29,7 @@ from toolkit.distributed.placement import (
 )
 from toolkit.distributed.strategies.ddp import share_steps
 from toolkit.distributed.tensor.layers import check_equal_gradients, complete_gradients
+from toolkit.distributed.tensor.sequence import of_tokens
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import optimizer_state
 from toolkit.system.phases import in_phase
@@ -153,6 +154,7 @@ class Split(Strategy):
         super().__init__(accelerator, mesh, cfg)
         self.devices = device_mesh(mesh, accelerator.device)
         self.wire = Wire(self.devices["replicas"].get_group())
+        self.tensor_wire = Wire(self.devices["tensor"].get_group())
         self.traffic = Counted()
         self._reshards = cfg.parallel.reshard_after_forward and cfg.parallel.zero_stage != 2
         self.shares_steps = cfg.parallel.zero_stage == 1 and mesh.replicas > 1
@@ -216,6 +218,8 @@ class Split(Strategy):
     @in_phase("exchange")
     def complete_tensor_gradients(self) -> None:
         """Adds up what the processes of a tensor group have of the gradient of a parameter that is not split."""
+        if self.cfg.parallel.sequence:
+            average_gradients(self.tensor_wire, [*of_tokens(self.model)], 1.0)
         if self.mesh.tensor > 1:
             complete_gradients(self.model.parameters())
             if self.replica.state.step == 0:
