@@ -134,10 +134,12 @@ def padding_problems(case: Case) -> list[str]:
 
 def tensor_problems(case: Case) -> list[str]:
     """Returns why the model's layers cannot be split over `parallel.tensor` processes."""
-    size, config = case.cfg.parallel.tensor, _config(case)
+    size = case.cfg.parallel.tensor
     if size == 1:
         return []
-    problems = [*plan_problems(config, size), *(sequence_problems(config) if case.cfg.parallel.sequence else [])]
+    problems = plan_problems(_config(case), size)
+    if case.cfg.parallel.sequence:
+        problems += sequence_problems(_config(case))
     return problems or _of_empty(case, lambda model: split_modules(model, size))
 
 

@@ -75,7 +75,8 @@ def split_tokens(model: Any, mesh: DeviceMesh, found: Mapping[str, tuple[nn.Modu
         stack[0].register_forward_pre_hook(_on_hidden(tokens.divide), with_kwargs=True)
         stack[-1].register_forward_hook(tokens.leave)
         for part in (part for layer in stack for part in layer.modules() if part in readers):
-            part.register_forward_pre_hook(_on_hidden(tokens.complete), with_kwargs=True)
+            # Before the hook of a split layer, which would take the tokens for complete hidden states.
+            part.register_forward_pre_hook(_on_hidden(tokens.complete), prepend=True, with_kwargs=True)
 
 
 def _on_hidden(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
