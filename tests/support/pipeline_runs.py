@@ -63,7 +63,7 @@ def split(replicas: int) -> tuple[str, ...]:
 
 
 def placed(world: int) -> tuple[str, ...]:
-    """Returns the settings for one process, or for a pipeline of 2 with replicas, and split layers and ZeRO-1 on 8 processes."""
+    """Returns the settings for one process, or for a pipeline of 2 on 8 with ZeRO-1 and split layers."""
     if world == 8:
         return (*split(2), "parallel.pipeline=2", "parallel.tensor=2", "parallel.zero_stage=1")
     return split(1) if world == 1 else (*split(world // 2), "parallel.pipeline=2")

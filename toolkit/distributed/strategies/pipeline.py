@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +81,9 @@ class Pipeline(Split):
         def seed(stage: int, number: int) -> None:
             seed_all(self.cfg.seed, step, self.mesh.data_rank, stage, number)
 
-        total = self.executor.gradient(r.task, self.actions(len(window)), window, scale, seed, r.beat, self.exchange_gradients)
+        total = self.executor.gradient(
+            r.task, self.actions(len(window)), window, scale, seed, r.beat, self.exchange_gradients
+        )
         self.reshard()  # a stage that trains nothing has no backward pass
         self.complete_tensor_gradients()
         self._add_shared_gradients()

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
 TOKENS = Shard(1)
 """How hidden states `[batch, tokens, width]` are split: the first processes have a token more than the last ones."""
-ARCHITECTURES = (
-    "bert", "roberta", "xlm-roberta", "electra", "distilbert", "vit", "t5", "bart", "marian", "mbart", "whisper",
-    "gpt2", "llama", "mistral", "qwen2", "qwen3",
-)  # fmt: skip
-"""Architectures whose layers compute on each token by itself outside of what tensor parallelism splits."""
+_CONVOLUTIONS = "convolutions among the layers, which mix tokens"
+UNFIT = {
+    "wav2vec2": _CONVOLUTIONS,
+    "hubert": _CONVOLUTIONS,
+    "olmo2": "norms of complete queries and keys, whose gradients no process has a part of",
+}
+"""Architectures with a tensor plan whose layers do not compute on each token by itself around what is split."""
 _DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 """Fields with the probability that a layer is left out in training."""
 
@@ -101,14 +103,11 @@ def of_tokens(model: nn.Module) -> Iterable[Tensor]:
 
 def sequence_problems(config: PreTrainedConfig) -> list[str]:
     """Returns why the tokens between a model's split layers cannot be split."""
-    if config.model_type not in ARCHITECTURES:
-        return [
-            f"parallel.sequence: the layers of {config.model_type} have not been shown to compute on single tokens "
-            f"between what parallel.tensor splits, only those of {', '.join(ARCHITECTURES)}; remove it"
-        ]
+    if config.model_type in UNFIT:
+        return [f"parallel.sequence: received true, but {config.model_type} has {UNFIT[config.model_type]}; remove it"]
     drops = [name for name in _DROPS if getattr(config, name, 0)]
     return [
-        f"parallel.sequence: a layer that is left out would not take its part of the tokens; set "
+        "parallel.sequence: received true, but a layer that is left out would not split or gather the tokens; set "
         f"model.config_overrides.{name} to 0, or remove parallel.sequence"
         for name in drops
     ]
