@@ -207,7 +207,7 @@ CONFLICTS = {
     "parallel.offload=true": "set parallel.fsdp, or remove parallel.offload",
     "parallel.zero_stage=3 parallel.reshard_after_forward=false": "set parallel.zero_stage to 2",
     "parallel.zero_stage=1 parallel.fsdp=2": "stage 1 is for replicas",
-    "parallel.zero_stage=1 parallel.tensor=2 parallel.replicas=1": "set parallel.replicas to null or to a larger number",
+    "parallel.zero_stage=1 parallel.tensor=2 parallel.replicas=1": "set parallel.replicas to null or to a larger",
     "parallel.zero_stage=1 train.auto_batch_size=true": "each process updates only a part of the parameters",
     "parallel.zero_stage=1 train.optim=schedule_free_adamw": "set parallel.zero_stage to 3, or train.optim",
     "parallel.tensor=2 train.strategy=local_sgd": "train.strategy ('local_sgd'), parallel.tensor (2): local SGD needs",

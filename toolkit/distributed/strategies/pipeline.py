@@ -81,9 +81,8 @@ class Pipeline(Split):
         def seed(stage: int, number: int) -> None:
             seed_all(self.cfg.seed, step, self.mesh.data_rank, stage, number)
 
-        total = self.executor.gradient(
-            r.task, self.actions(len(window)), window, scale, seed, r.beat, self.exchange_gradients
-        )
+        actions = self.actions(len(window))
+        total = self.executor.gradient(r.task, actions, window, scale, seed, r.beat, self.exchange_gradients)
         self.reshard()  # a stage that trains nothing has no backward pass
         self.complete_tensor_gradients()
         self._add_shared_gradients()
