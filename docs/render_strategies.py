@@ -34,7 +34,10 @@ STRATEGIES = {
     "pipeline": "pipeline",
     "replicas-pipeline": "replicas, pipeline",
     "tensor-pipeline": "tensor, pipeline",
+    "fsdp-pipeline": "FSDP2, pipeline",
     "3d": "replicas, tensor, pipeline (3D)",
+    "zero1-tensor": "ZeRO-1, replicas, tensor",
+    "sequence": "tensor, sequence",
 }
 TASKS = {
     "reviews": "text classification (BERT)",

@@ -24,7 +24,7 @@ def results(tmp_path_factory) -> dict:
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.parametrize("name", tensor_models.MODELS)
+@pytest.mark.parametrize("name", [*tensor_models.MODELS, *(f"{name}, tokens" for name in tensor_models.OF_TOKENS)])
 def test_every_plan_is_exact(results, name):
     result = results[name]
     assert result["names"]
@@ -36,13 +36,14 @@ def test_every_plan_is_exact(results, name):
 
 
 def test_dropout_is_independent_inside_of_split_layers(results):
-    outside, inside = results["masks"]["3"], results["masks"]["4"]
+    outside, inside, tokens = results["masks"]["3"], results["masks"]["4"], results["masks of tokens"]["3"]
     assert outside["agreeing"] == 1.0
-    for masks, agreeing in ((outside, 1.0), (inside, 0.7**2 + 0.3**2)):
+    for masks, agreeing in ((outside, 1.0), (inside, 0.7**2 + 0.3**2), (tokens, 0.7**2 + 0.3**2)):
         error = (0.25 / masks["elements"]) ** 0.5
         assert abs(masks["kept"] - 0.7) < 5 * error
         assert abs(masks["agreeing"] - agreeing) < 5 * error
     assert results["recomputed"]
+    assert results["recomputed tokens"]
     assert results["losses"] < EXACT
     assert results["frozen"]
     assert "different gradients of model.layers.0.self_attn.q_norm.weight" in results["wrong"]

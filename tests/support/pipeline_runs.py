@@ -53,6 +53,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
 ZERO_BUBBLE = "parallel.schedule=zero_bubble"
 ZERO_BUBBLE_TOO = ("qa", "vit", "gpt2", "lora", "gradual", "three")
 """Runs of `OTHERS` that differ in what the separate passes for weights compute."""
+SHARDED = ("parallel.fsdp=2",)
 DROPOUT = ("reviews", "model.from_config.hidden_dropout_prob=0.5", *ADAM)
 
 
@@ -62,9 +63,9 @@ def split(replicas: int) -> tuple[str, ...]:
 
 
 def placed(world: int) -> tuple[str, ...]:
-    """Returns the settings for one process, or for a pipeline of 2 with replicas, and split layers on 8 processes."""
+    """Returns the settings for one process, or for a pipeline of 2 on 8 with ZeRO-1 and split layers."""
     if world == 8:
-        return (*split(2), "parallel.pipeline=2", "parallel.tensor=2")
+        return (*split(2), "parallel.pipeline=2", "parallel.tensor=2", "parallel.zero_stage=1")
     return split(1) if world == 1 else (*split(world // 2), "parallel.pipeline=2")
 
 
@@ -78,11 +79,15 @@ def main(output: Path, world: int) -> None:
         start(output / f"{name}-{world}", run, world)
     if world == 1:
         return
-    resume(output, "reviews", world)
+    resume(output, "reviews", world, *(SHARDED if world == 4 else ()))
     start(output / f"tied-zero_bubble-{world}", EVERYWHERE["tied"], world, ZERO_BUBBLE)
     start(output / f"reviews-trainer-{world}", EVERYWHERE["reviews"], world, "engine=trainer")
     resume(output, "tied", world)
     if world == 4:
+        for name in ("tied", "frozen", "gpt2"):
+            start(output / f"{name}-sharded-{world}", (EVERYWHERE | OTHERS)[name], world, *SHARDED)
+        kept = ("parallel.schedule=interleaved_1f1b", "parallel.reshard_after_forward=false", *SHARDED)
+        start(output / f"reviews-kept-{world}", EVERYWHERE["reviews"], world, "parallel.gradient_sync=window", *kept)
         start(output / f"deep-{world}", OTHERS["deep"], world, *split(1), "parallel.pipeline=4", ZERO_BUBBLE)
         return
     start(output / f"tied-trainer-{world}", EVERYWHERE["tied"], world, "engine=trainer")
@@ -107,10 +112,10 @@ def without_last_step(output: Path, name: str, begun: int, ended: int) -> None:
     shutil.rmtree(folder / "checkpoints" / "step-3")
 
 
-def resume(output: Path, name: str, world: int) -> None:
+def resume(output: Path, name: str, world: int, *more: str) -> None:
     """Resumes the copies of a run of other numbers of processes."""
     for folder in sorted(output.glob(f"{name}-from*-{world}")):
-        start(folder, EVERYWHERE[name], world, "checkpoint.resume=auto")
+        start(folder, EVERYWHERE[name], world, "checkpoint.resume=auto", *more)
 
 
 if __name__ == "__main__":

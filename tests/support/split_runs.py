@@ -93,11 +93,15 @@ STRATEGIES: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "pipeline": (2, 1, ("parallel.pipeline=2",)),
     "replicas-pipeline": (4, 2, ("parallel.replicas=2", "parallel.pipeline=2")),
     "tensor-pipeline": (4, 1, ("parallel.tensor=2", "parallel.pipeline=2")),
+    "fsdp-pipeline": (4, 2, ("parallel.fsdp=2", "parallel.pipeline=2")),
     "3d": (8, 2, ("parallel.replicas=2", "parallel.tensor=2", "parallel.pipeline=2")),
+    "zero1-tensor": (4, 2, ("parallel.replicas=2", "parallel.tensor=2", "parallel.zero_stage=1")),
+    "sequence": (2, 1, ("parallel.tensor=2", "parallel.sequence=true")),
 }
 """Number of processes, of data ranks, and settings of each strategy."""
 ONLY = {
     "parallel.tensor=2": [task for task in TASKS if task != "image"],
+    "parallel.sequence=true": [task for task in TASKS if task not in ("image", "speech")],
     "parallel.pipeline=2": ["reviews", "qa", "language_modeling", "masked", "vit"],
 }
 """Tasks whose architectures can be split so."""
@@ -111,6 +115,9 @@ ALSO = {
     "zero1": [run for run in FURTHER if run not in ("schedule_free", "segments", "nested", "chunked", "compressed")],
     "ddp": ["segments", "compressed", "mixed", "masked_clips", "chat", "audio"],
     "tensor": ["gpt2", "uneven", "adafactor", "recompute", "nested", "chunked", "ema", "fused", "few"],
+    "fsdp-pipeline": ["uneven", "unfreeze"],
+    "sequence": ["recompute", "few"],
+    "zero1-tensor": ["gpt2", "adafactor"],
     **{mesh: ["gpt2", "uneven", "adafactor", "nested", "chunked"] for mesh in ("hsdp", "fsdp-tensor")},
     "replicas-tensor": ["gpt2", "uneven", "adafactor"],
 }
@@ -133,7 +140,10 @@ COVER: dict[str, tuple[str, ...]] = {
     "pipeline": ("reviews", "vit", "qa:trainer"),
     "replicas-pipeline": ("masked", "reviews:trainer"),
     "tensor-pipeline": ("language_modeling", "vit:trainer"),
+    "fsdp-pipeline": ("uneven", "language_modeling", "unfreeze", "reviews:trainer"),
     "3d": ("qa", "reviews:trainer"),
+    "zero1-tensor": ("adafactor", "gpt2", "reviews:trainer"),
+    "sequence": ("reviews", "translation", "vit", "recompute", "few", "language_modeling:trainer"),
 }  # fmt: skip
 """The runs that are trained unless the whole table is asked for: both engines with every strategy, every task with
 every kind of split, and every run of `FURTHER`. FSDP and split layers, which know each architecture, have all tasks;

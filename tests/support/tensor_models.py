@@ -25,9 +25,11 @@ from torch.nn.functional import cross_entropy
 
 from toolkit.base.errors import RunError
 from toolkit.base.shards import full, local_bytes
+from toolkit.distributed.exchange import Wire, average_gradients
 from toolkit.distributed.placement import Delivery
 from toolkit.distributed.tensor.layers import check_equal_gradients, complete_gradients, split_layers
 from toolkit.distributed.tensor.plans import HEAD_NORM, LIBRARY_PLANS, PLANS
+from toolkit.distributed.tensor.sequence import UNFIT, of_tokens
 from toolkit.distributed.tensor.vocabulary import SplitLogits
 from toolkit.distributed.window import clip_split
 
@@ -68,6 +70,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-classification": ("SequenceClassification", GROUPED),
 }  # fmt: skip
 """Task and configuration of each model; `model_type` may be followed by a dash and a word."""
+OF_TOKENS = [name for name in MODELS if name not in UNFIT]
+"""Models whose tokens can be split between split layers (sequence parallelism)."""
 # The bias of keys has no gradient but rounding, which AdamW would divide by its size.
 OPTIMIZERS = {
     "adamw": lambda weights: torch.optim.AdamW(weights, 0.1, eps=1e-6),
@@ -117,8 +121,13 @@ def batches(name: str) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
             yield text, (ids % 3 if task == "TokenClassification" else ids) * mask
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, name: str, max_norm: float) -> list[float]:
-    """Makes one update of two micro-batches; returns their losses and the gradient's norm before clipping."""
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, name: str, max_norm: float, tokens_of: Any = None
+) -> list[float]:
+    """Makes one update of two micro-batches; returns their losses and the gradient's norm before clipping.
+
+    If the model's tokens are split, `tokens_of` is the mesh of the processes.
+    """
     optimizer.zero_grad()
     losses = []
     for inputs, labels in batches(name):
@@ -129,22 +138,27 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, name: str, max_norm
         loss.backward()
         losses.append(float(loss.detach()))
     complete_gradients(model.parameters())
+    if tokens_of is not None:
+        average_gradients(Wire(tokens_of.get_group()), [*of_tokens(model)], 1.0)
     norm = clip_split(model.parameters(), max_norm)
     optimizer.step()
     return [*losses, norm]
 
 
-def difference(name: str, mesh: Any, optimizer: str = "adamw") -> dict[str, Any]:
+def difference(name: str, mesh: Any, optimizer: str = "adamw", sequence: bool = False) -> dict[str, Any]:
     """Returns the greatest differences of a split model from its unsplit copy, in updates with and without clipping."""
     model = build(name)
     split = copy.deepcopy(model)
-    split_layers(split, mesh, Delivery(CPU))
+    split_layers(split, mesh, Delivery(CPU), sequence=sequence)
+    tokens_of = mesh if sequence else None
     makers = [OPTIMIZERS[optimizer](each.parameters()) for each in (model, split)]
     with patch.object(SplitLogits, "complete", side_effect=AssertionError("the loss must not gather logits")):
         pairs = [
             pair
             for norm in (SMALL_NORM, BIG_NORM, SMALL_NORM)
-            for pair in zip(step(model, makers[0], name, norm), step(split, makers[1], name, norm), strict=True)
+            for pair in zip(
+                step(model, makers[0], name, norm), step(split, makers[1], name, norm, tokens_of), strict=True
+            )
         ]
     check_equal_gradients(split, mesh)
     complete = {key: full(value) for key, value in split.state_dict().items()}
@@ -200,22 +214,29 @@ def other_losses(mesh: Any) -> float:
     return worst
 
 
-def dropout_masks(mesh: Any) -> dict[str, Any]:
-    """Returns how the masks of two processes agree, by number of dimensions: 4 in attention, 3 outside."""
+def dropout_masks(mesh: Any, sequence: bool = False) -> dict[str, Any]:
+    """Returns how the masks of two processes agree, by number of dimensions: 4 in attention, 3 outside.
+
+    With `sequence`, those of split tokens only.
+    """
     model = build("bert", hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3, attn_implementation="eager")
-    split_layers(model, mesh, Delivery(CPU))
+    split_layers(model, mesh, Delivery(CPU), sequence=sequence)
     masks: dict[int, list[Tensor]] = {3: [], 4: []}
     dropout = torch.nn.functional.dropout
 
     def recorded(values: Tensor, *arguments: Any, **more: Any) -> Tensor:
-        masks[values.dim()].append(dropout(torch.ones_like(values), *arguments, **more) > 0)
-        return values * masks[values.dim()][-1]
+        mask = dropout(torch.ones_like(values), *arguments, **more) > 0
+        if not sequence:
+            masks[values.dim()].append(mask)
+        elif values.dim() == 3 and values.shape[1] < 7:  # 4 tokens, or 3
+            masks[3].append(mask[:, :3])
+        return values * mask
 
     inputs, _ = next(batches("bert"))  # it seeds the random numbers, so once
     with patch("torch.nn.functional.dropout", recorded):
         for _ in range(20):
             model(**inputs)
-    flat = {dims: torch.cat([mask.flatten() for mask in found]) for dims, found in masks.items()}
+    flat = {dims: torch.cat([mask.flatten() for mask in found]) for dims, found in masks.items() if found}
     both = gather_object([flat])
     return {
         str(dims): {
@@ -227,10 +248,10 @@ def dropout_masks(mesh: Any) -> dict[str, Any]:
     }
 
 
-def recomputed_gradients(mesh: Any) -> bool:
+def recomputed_gradients(mesh: Any, sequence: bool = False) -> bool:
     """Returns whether activation checkpointing repeats the masks: gradients are equal bit for bit."""
     model = build("bart", dropout=0.3, attention_dropout=0.3, activation_dropout=0.3)
-    split_layers(model, mesh, Delivery(CPU))
+    split_layers(model, mesh, Delivery(CPU), sequence=sequence)
     gradients = []
     for recompute in (False, True):
         if recompute:
@@ -277,6 +298,10 @@ def main(folder: Path) -> None:
     with patch.object(Tensor, "float", Tensor.double):
         for i, name in enumerate(MODELS):
             results[name] = difference(name, mesh, [*OPTIMIZERS][i % 2])
+            if name in OF_TOKENS:
+                results[f"{name}, tokens"] = difference(name, mesh, [*OPTIMIZERS][i % 2], sequence=True)
+    results["masks of tokens"] = dropout_masks(mesh, sequence=True)
+    results["recomputed tokens"] = recomputed_gradients(mesh, sequence=True)
     results |= {"masks": dropout_masks(mesh), "recomputed": recomputed_gradients(mesh)}
     results |= {"losses": other_losses(mesh), "frozen": frozen_stay_frozen(mesh), "wrong": wrong_plan(mesh)}
     if accelerator.is_main_process:

@@ -22,6 +22,7 @@ from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS
 from toolkit.distributed.routing import BALANCED, COEFFICIENT, ON
 from toolkit.distributed.tensor.plans import plan_problems, split_modules
+from toolkit.distributed.tensor.sequence import sequence_problems
 from toolkit.modalities.text import prefix_problems, shape_problems
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import adapter_problems, add_adapters, prompt_problems
@@ -138,7 +139,10 @@ def tensor_problems(case: Case) -> list[str]:
     size = case.cfg.parallel.tensor
     if size == 1:
         return []
-    return plan_problems(_config(case), size) or _of_empty(case, lambda model: split_modules(model, size))
+    problems = plan_problems(_config(case), size)
+    if case.cfg.parallel.sequence:
+        problems += sequence_problems(_config(case))
+    return problems or _of_empty(case, lambda model: split_modules(model, size))
 
 
 def pipeline_problems(case: Case) -> list[str]:

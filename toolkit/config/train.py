@@ -230,6 +230,9 @@ class ParallelConfig:
     """Number of processes that split the attention heads and the MLP of each layer (tensor parallel). They read the
     same rows. Language models also split embeddings, output head and logits by the vocabulary. Norms and other heads
     stay complete on each. An architecture needs a plan, and the number must divide its heads."""
+    sequence: bool = False
+    """Splits hidden states between split layers by tokens (sequence parallel), so that norms, dropout and residuals
+    are not repeated on each process of `tensor`. Activations take less memory."""
     pipeline: Positive = 1
     """Number of processes that split the layers into stages (pipeline parallel). They read the same rows; the
     micro-batches of a window (`train.gradient_accumulation_steps`) pass through the stages one after another."""

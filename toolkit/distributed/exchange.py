@@ -70,10 +70,10 @@ class Wire:
 
     @in_phase("exchange")
     def copy_from(self, tensors: Sequence[Tensor], rank: int) -> None:
-        """Replaces each tensor by that of the process with a given rank."""
+        """Replaces each tensor by that of the process with a given rank in the group."""
         for piece in pieces(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in piece])
-            self._send(dist.broadcast, flat, shares=1, src=rank)
+            self._send(dist.broadcast, flat, shares=1, group_src=rank)
             for tensor, value in _parts(piece, flat):
                 tensor.detach().copy_(value)
 

@@ -213,6 +213,7 @@ CONFLICTS = {
     "parallel.offload=true": "set parallel.fsdp, or remove parallel.offload",
     "parallel.zero_stage=3 parallel.reshard_after_forward=false": "set parallel.zero_stage to 2",
     "parallel.zero_stage=1 parallel.fsdp=2": "stage 1 is for replicas",
+    "parallel.zero_stage=1 parallel.tensor=2 parallel.replicas=1": "set parallel.replicas to null or to a larger",
     "parallel.zero_stage=1 train.auto_batch_size=true": "each process updates only a part of the parameters",
     "parallel.zero_stage=1 train.optim=schedule_free_adamw": "set parallel.zero_stage to 3, or train.optim",
     "parallel.tensor=2 train.strategy=local_sgd": "train.strategy ('local_sgd'), parallel.tensor (2): local SGD needs",
@@ -241,7 +242,18 @@ CONFLICTS = {
     "parallel.pipeline=2 train.global_batch_size=7 train.per_device_train_batch_size=8": "train.per_device_train_batch_"
     "size and train.gradient_accumulation_steps to null",
     "parallel.pipeline=2 parallel.schedule=interleaved_1f1b train.gradient_accumulation_steps=3": "to a multiple of",
-    "parallel.pipeline=2 parallel.fsdp=2 train.gradient_accumulation_steps=2": "would gather the parameters of its",
+    "parallel.pipeline=2 parallel.fsdp=2 parallel.schedule=zero_bubble train.gradient_accumulation_steps=2": (
+        "shards exchange gradients in the backward pass, which computes none of matrices with this schedule"
+    ),
+    "parallel.pipeline=2 parallel.fsdp=2 parallel.offload=true train.gradient_accumulation_steps=2": (
+        "add up gradients of tied embeddings where they compute"
+    ),
+    "parallel.sequence=true": "tokens are split between layers that are split; set parallel.tensor, or remove",
+    "parallel.sequence=true parallel.tensor=2 parallel.pipeline=2 train.gradient_accumulation_steps=2": (
+        "stages exchange complete hidden states; remove parallel.sequence or parallel.pipeline"
+    ),
+    "parallel.sequence=true parallel.tensor=2 train.unpadded=true": "layers would find the tokens of some processes",
+    "parallel.sequence=true parallel.tensor=2 train.unpadded=packed": "layers would find the tokens of some processes",
     "parallel.pipeline=2 model.peft.method=prompt_tuning train.gradient_accumulation_steps=2": "virtual tokens are",
     "parallel.backend=deepspeed": "DeepSpeed is used for ZeRO only; set parallel.zero_stage to 1, 2 or 3",
     f"{ZERO}1 train.non_finite=skip": "DeepSpeed keeps the gradient of a window until it has updated; set",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,7 +122,9 @@ def test_stages_are_balanced():
 
 
 def test_other_models_are_rejected_by_name():
-    swin, bert = SimpleNamespace(model_type="swin"), SimpleNamespace(model_type="bert", num_hidden_layers=3)
+    swin, bert = AutoConfig.for_model("swin"), AutoConfig.for_model("bert", num_hidden_layers=3)
+    for kind in ("t5", "bart", "whisper"):
+        assert f"{kind} has two stacks" in stage_problems(AutoConfig.for_model(kind), 2, 1)[0]
     assert "the layers of swin" in stage_problems(swin, 2, 1)[0]
     assert "needs at least 4 (2 per process) layers, but the model has 3" in stage_problems(bert, 2, 2)[0]
     assert stage_problems(bert, 3, 1) == []

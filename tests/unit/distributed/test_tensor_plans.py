@@ -11,7 +11,7 @@ from runs import ROOT
 from toolkit.base.errors import ConfigError
 from toolkit.checks.check import Case
 from toolkit.checks.model import tensor_problems
-from toolkit.distributed.tensor import plans
+from toolkit.distributed.tensor import plans, sequence
 from toolkit.distributed.tensor.plans import LIBRARY_PLANS, PLANS, TensorPlan, plan_of, plan_problems, split_modules
 from toolkit.recipe import load_settings, load_task_type
 
@@ -97,3 +97,12 @@ def test_a_plan_that_matches_no_module_is_an_error_before_weights_are_loaded(mon
 def test_a_run_is_checked_before_weights_are_loaded():
     assert problems_of_run("parallel.tensor=2") == []
     assert "num_attention_heads (2)" in problems_of_run("parallel.tensor=4")[0]
+
+
+def test_tokens_are_split_where_each_is_treated_by_itself():
+    assert {*sequence.UNFIT} <= {*PLANS, *LIBRARY_PLANS}
+    (problem,) = sequence.sequence_problems(transformers.AutoConfig.for_model("hubert", layerdrop=0.0))
+    assert "but hubert has convolutions among the layers, which mix tokens; remove it" in problem
+    (problem,) = sequence.sequence_problems(transformers.AutoConfig.for_model("bart", decoder_layerdrop=0.1))
+    assert "set model.config_overrides.decoder_layerdrop to 0, or remove parallel.sequence" in problem
+    assert sequence.sequence_problems(config_of("gpt2")) == []

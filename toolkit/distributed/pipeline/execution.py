@@ -117,11 +117,12 @@ class Executor:
         scale: float,
         seed: Callable[[int, int], None],
         beat: Callable[[], None],
+        exchange: Callable[[bool], None],
     ) -> Tensor:
         """Adds up the gradient of a window, the same on every process of the pipeline, in this process's parameters.
 
         Random numbers of a stage and a micro-batch start from `seed`, so that they do not depend on the schedule.
-        After each pass, `beat` is called.
+        After each pass, `beat` is called; before each backward pass `exchange`, given whether it is its stage's last.
 
         Returns:
             The summed loss, a detached scalar; zero on processes that do not hold the last stage.
@@ -132,6 +133,7 @@ class Executor:
             begin = time.perf_counter()
             stage, number = action.chunk * self.processes + self.rank, action.micro_batch
             if action.kind == "backward":
+                exchange(number == len(window) - 1)
                 self._backward(stage, number, *kept.pop((stage, number)))
             elif action.kind == "weights":
                 assert self.weights is not None, "the schedule separates gradients of weights"

@@ -91,6 +91,12 @@ def partition(costs: Sequence[float], stages: int) -> list[range]:
 def stage_problems(config: PreTrainedConfig, processes: int, chunks: int) -> list[str]:
     """Returns why a model cannot be split into stages, before its weights are loaded."""
     key = f"parallel.pipeline: received {processes}"
+    if config.is_encoder_decoder:
+        return [
+            f"{key}, but {config.model_type} has two stacks: stages of the decoder would also exchange the encoder's "
+            "output, and each token that is generated would pass through all stages alone; set parallel.fsdp or "
+            "parallel.tensor instead"
+        ]
     if config.model_type not in ARCHITECTURES:
         return [
             f"{key}, but the layers of {config.model_type} are not known to pass on hidden states only; pipelines are "

@@ -50,10 +50,10 @@ class Stage:
         self._receive: Callable[[Tensor], Tensor] = _nothing
         parts = parts_of(model)
         first, last = 0 in own, len(ranges) - 1 in own
-        self.tied = _shared(parts) if first or last else []
-        """Parameters that the first and the last process both hold (tied embeddings)."""
+        tied = _shared(parts) if first or last else []
+        self._tied = [name for name, parameter in model.named_parameters() if any(parameter is each for each in tied)]
         if not first:
-            _empty(parts.before, device, keep=self.tied if last else ())
+            _empty(parts.before, device, keep=tied if last else ())
             for module in parts.before:  # tied embeddings are only held, not looked up
                 if isinstance(module, nn.Embedding):
                     module.forward = partial(_no_embeddings, module)  # type: ignore[method-assign]
@@ -64,6 +64,13 @@ class Stage:
             kept = layer if index in held else nn.Identity()
             parts.stack[index] = kept
             kept.forward = self._gate(index, kept.forward)
+        # Inside the model's own hooks: FSDP2's must see the end of each pass.
+        model.forward = partial(self._until_cut, model.forward)  # type: ignore[method-assign]
+
+    @property
+    def tied(self) -> list[nn.Parameter]:
+        """Parameters that the first and the last process both hold (tied embeddings)."""
+        return [self.model.get_parameter(name) for name in self._tied]
 
     def forward(self, stage: int, inputs: Mapping[str, Any], receive: Callable[[Tensor], Tensor]) -> Any:
         """Runs one stage of the model on its inputs, which are the same for every stage.
@@ -76,10 +83,14 @@ class Stage:
         self._layers, self._receive = self.ranges[stage], receive
         try:
             return self.model(**inputs)
-        except _Cut as cut:
-            return cut.hidden
         finally:
             self._receive = _nothing
+
+    def _until_cut(self, forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        try:
+            return forward(*arguments, **named)
+        except _Cut as cut:
+            return cut.hidden
 
     def _gate(self, index: int, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def gate(hidden_states: Tensor, *arguments: Any, **named: Any) -> Tensor:

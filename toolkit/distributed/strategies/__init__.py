@@ -54,6 +54,8 @@ def build_strategy(cfg: Config, accelerator: Accelerator, mesh: Mesh) -> Strateg
         warn(f"train.strategy {cfg.train.strategy} needs several processes; this one trains as with sync.")
     if cfg.train.ddp_comm_hook != "no" and mesh.size == 1:
         warn(f"train.ddp_comm_hook {cfg.train.ddp_comm_hook} needs several processes; this one sends no gradients.")
+    if cfg.parallel.zero_stage == 1 and cfg.parallel.splits and mesh.replicas == 1:
+        warn("parallel.zero_stage 1 needs several replicas; this one keeps its optimizer's state to itself.")
     if cfg.parallel.backend == "deepspeed" and mesh.size == 1:
         warn("parallel.backend deepspeed needs several processes; this one trains as with torch.")
     return kind(accelerator, mesh, cfg)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from toolkit.api.strategy import Replica
+from toolkit.base.shards import local
 from toolkit.distributed.collectives import objects_of_all
 from toolkit.distributed.exchange import EXCHANGED_BYTES, EXCHANGES, Wire, share_sent
 from toolkit.distributed.placement import trained_buffers
@@ -207,25 +208,7 @@ class ZeroOne(DataParallel):
     def prepare_optimizer(self, optimizer: Optimizer) -> None:
         """Makes each step update this process's parameters only, and receive the others from their owners."""
         self.updates = Wire()
-        step, rank = optimizer.step, self.mesh.data_rank
-        parameters_of_all = [p for group in optimizer.param_groups for p in group["params"]]
-        owners = owners_of(parameters_of_all, self.mesh.data_size)
-
-        def own_step(optimizer: Optimizer, closure: Any = None) -> None:
-            groups = optimizer.param_groups  # accelerate and a resumed run replace the list
-            members = [group["params"] for group in groups]
-            for group, parameters in zip(groups, members, strict=True):
-                group["params"] = [p for p in parameters if owners[p] == rank]
-            for parameter in [p for p in optimizer.state if owners[p] != rank]:
-                del optimizer.state[parameter]  # a resumed run has loaded all of it
-            step()
-            for group, parameters in zip(groups, members, strict=True):
-                group["params"] = parameters
-            with torch.no_grad():
-                for owner in range(self.mesh.data_size):
-                    self.updates.copy_from([p for p in owners if owners[p] == owner], owner)
-
-        optimizer.step = MethodType(own_step, optimizer)  # type: ignore[method-assign]
+        share_steps(optimizer, self.updates, self.mesh.data_rank, self.mesh.data_size)
 
     def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Returns the tensors of the optimizer's state that this process has, and the other values of all processes."""
@@ -239,6 +222,32 @@ class ZeroOne(DataParallel):
         """Returns what this process sent: gradients, buffers and updated parameters."""
         found = super().exchanged()
         return {name: value + found.get(name, 0.0) for name, value in self.updates.exchanged().items()}
+
+
+def share_steps(optimizer: Optimizer, wire: Wire, rank: int, size: int) -> None:
+    """Makes each step of an optimizer update this process's parameters only, and receive the others from their owners.
+
+    `wire` connects the replicas, of which this is number `rank`. They may be parts of models that are split: of each
+    parameter, then, every one of them holds the same part.
+    """
+    step = optimizer.step
+    owners = owners_of([p for group in optimizer.param_groups for p in group["params"]], size)
+
+    def own_step(optimizer: Optimizer, closure: Any = None) -> None:
+        groups = optimizer.param_groups  # accelerate and a resumed run replace the list
+        members = [group["params"] for group in groups]
+        for group, parameters in zip(groups, members, strict=True):
+            group["params"] = [p for p in parameters if owners[p] == rank]
+        for parameter in [p for p in optimizer.state if owners[p] != rank]:
+            del optimizer.state[parameter]  # a resumed run has loaded all of it
+        step()
+        for group, parameters in zip(groups, members, strict=True):
+            group["params"] = parameters
+        with torch.no_grad():
+            for owner in range(size):
+                wire.copy_from([local(p) for p in owners if owners[p] == owner], owner)
+
+    optimizer.step = MethodType(own_step, optimizer)  # type: ignore[method-assign]
 
 
 def owners_of(parameters: list[Tensor], size: int) -> dict[Tensor, int]:

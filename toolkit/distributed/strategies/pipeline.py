@@ -1,6 +1,6 @@
 """One model whose layers are split over processes in stages, and replicas of it (Huang et al. 2018, arXiv 1811.06965).
 
-Layers can also be split over processes themselves (tensor parallel).
+Layers can also be split over processes themselves (tensor parallel), and each stage's parameters sharded (FSDP2).
 The micro-batches of a window pass through the stages one after another. Every process of a pipeline reads the same
 micro-batches, with their masks and labels, so only hidden states and their gradients are sent, in any shape.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch import distributed as dist
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
 from toolkit.base.shards import local
-from toolkit.distributed.collectives import collective_seconds, objects_of_all, sum_dtype
+from toolkit.distributed.collectives import collective_seconds, sum_dtype
 from toolkit.distributed.exchange import counted
 from toolkit.distributed.pipeline.execution import Executor, ForwardOnly, Links
 from toolkit.distributed.pipeline.partition import partition, parts_of
@@ -38,20 +38,6 @@ if TYPE_CHECKING:
     from toolkit.config.sections import Config
 
 
-def merged_scalars(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the values of `toolkit.optim.state.optimizer_state` for one process, from those of each stage."""
-    groups = []
-    for parts in zip(*(stage["groups"] for stage in stages), strict=True):
-        names = dict.fromkeys(name for part in parts for name in part["params"])
-        settings = next((part["settings"] for part in parts if part["params"]), parts[0]["settings"])
-        groups.append({"params": list(names), "settings": settings})
-    merged = {
-        key: {name: value for stage in reversed(stages) for name, value in stage[key].items()}
-        for key in ("values", "shapes")
-    }
-    return {"optimizer": stages[0]["optimizer"], "groups": groups, **merged}
-
-
 class Pipeline(Split):
     """Synchronous training of a model whose layers are split over processes; arguments as for `Split`."""
 
@@ -63,7 +49,7 @@ class Pipeline(Split):
         self.links = Links(mesh, collective_seconds(cfg.train))
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Splits layers over `tensor`, keeps those of this process's stages, and frees the others."""
+        """Splits layers over `tensor`, keeps those of this process's stages, frees the others, shards over `fsdp`."""
         self.skeleton = Skeleton(model)
         self.outline = self.skeleton.model
         rank, processes = self.mesh.pipeline_rank, self.mesh.pipeline
@@ -71,13 +57,15 @@ class Pipeline(Split):
         ranges = partition(parts_of(model).costs(), stages)
         deliver = Delivery(self.accelerator.device)
         if self.mesh.tensor > 1:
-            split_layers(model, self.devices["tensor"], deliver)
+            split_layers(model, self.devices["tensor"], deliver, self.mesh.fsdp)
         own = range(rank, stages, processes)
         deliver(model.modules(), held_modules(model, ranges, own).__contains__)
         self.stage = Stage(model, ranges, own, self.accelerator.device)
         weights = WeightGradients(model) if self.cfg.parallel.schedule == "zero_bubble" else None
         self.executor = Executor(self.stage, self.links, rank, processes, self.accelerator.device, weights)
-        self.own = model
+        if self.mesh.fsdp > 1:
+            self.shard(model, deliver)
+        self.own = self.model = model
         return model
 
     def actions(self, micro_batches: int) -> list[Action]:
@@ -93,7 +81,9 @@ class Pipeline(Split):
         def seed(stage: int, number: int) -> None:
             seed_all(self.cfg.seed, step, self.mesh.data_rank, stage, number)
 
-        total = self.executor.gradient(r.task, self.actions(len(window)), window, scale, seed, r.beat)
+        actions = self.actions(len(window))
+        total = self.executor.gradient(r.task, actions, window, scale, seed, r.beat, self.exchange_gradients)
+        self.reshard()  # a stage that trains nothing has no backward pass
         self.complete_tensor_gradients()
         self._add_shared_gradients()
         self.average_over_replicas()
@@ -132,8 +122,11 @@ class Pipeline(Split):
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
         """Yields the pipeline, which returns outputs on the last stage and None on the others."""
-        yield ForwardOnly(self.executor, self.model)
-        self.links.wait()
+        try:
+            yield ForwardOnly(self.executor, self.model)
+            self.links.wait()
+        finally:
+            self.reshard()
 
     def own_parameters(self) -> Mapping[str, Tensor]:
         """Returns the tensors of this process's stages; the first process provides those that the last one shares."""
@@ -143,8 +136,3 @@ class Pipeline(Split):
     def _held_by_first(self) -> set[int]:
         """Returns the `id` of each parameter of this process that the first process holds as well."""
         return {id(parameter) for parameter in self.stage.tied} if self.mesh.pipeline_rank > 0 else set()
-
-    def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Returns the state of this process's optimizer, and the plain values of all stages' optimizers."""
-        tensors, scalars = super().own_optimizer()
-        return tensors, merged_scalars(objects_of_all(scalars))

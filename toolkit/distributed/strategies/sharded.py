@@ -9,28 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
 from toolkit.base.shards import local
 from toolkit.distributed.exchange import Wire, average_gradients, counted
 from toolkit.distributed.experts import split_experts
-from toolkit.distributed.placement import (
-    Delivery,
-    Skeleton,
-    generating_together,
-    keep_stream,
-    layers_of,
-    norms_of,
-    only_products,
-    sharing_modules,
-    trained_buffers,
-)
+from toolkit.distributed.placement import Delivery, Skeleton, generating_together, trained_buffers
 from toolkit.distributed.strategies.split import Split, device_mesh
 from toolkit.distributed.tensor.layers import split_layers
 from toolkit.distributed.window import accumulate, clip_split
@@ -53,7 +41,6 @@ class Sharded(Split):
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)
-        self._reshards = cfg.parallel.reshard_after_forward and cfg.parallel.zero_stage != 2
         self.wire_to_all = Wire()
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -61,7 +48,7 @@ class Sharded(Split):
         self.skeleton = Skeleton(model) if self.accelerator.is_main_process else None
         deliver = Delivery(self.accelerator.device)
         if self.mesh.tensor > 1:
-            split_layers(model, self.devices["tensor"], deliver, self.mesh.fsdp)
+            split_layers(model, self.devices["tensor"], deliver, self.mesh.fsdp, self.cfg.parallel.sequence)
         if self.mesh.expert > 1:
             # Copies of the experts, and the processes that share one, are numbered like replicas and their shards.
             copies = Mesh(self.mesh.data_size // self.mesh.expert, self.mesh.expert, rank=self.mesh.rank)
@@ -69,34 +56,11 @@ class Sharded(Split):
             self.wire_to_copies = Wire(devices["replicas"].get_group())
             self.experts = split_experts(model, devices["fsdp"], deliver)
         if self.mesh.fsdp > 1:
-            self._shard(model, deliver)
+            self.shard(model, deliver)
         else:
             deliver(model.modules())
         self.own = self.model = model
         return model
-
-    def _shard(self, model: nn.Module, deliver: Delivery) -> None:
-        hybrid = self.mesh.replicas > 1
-        options: dict[str, Any] = {
-            "mesh": self.devices["replicas", "fsdp"] if hybrid else self.devices["fsdp"],
-            "reshard_after_forward": self._reshards,
-            "offload_policy": CPUOffloadPolicy() if self.cfg.parallel.offload else OffloadPolicy(),
-            "ignored_params": set(self.experts),
-        }
-        precise, layers, groups = {**options}, layers_of(model), sharing_modules(model)
-        if self.cfg.train.mixed_precision == "bf16":
-            if norms := norms_of(model):
-                deliver(norms)
-                fully_shard(norms, **precise | {"reshard_after_forward": False})
-            keep_stream(model, filter(only_products, layers))
-            # Autocast stays, for what must be float32; with it alone, each layer would keep its weights in 16 bits.
-            options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-        for group in groups:
-            deliver(child for module in group for child in module.modules())
-            fully_shard(group, **(options if all(map(only_products, group)) else precise))
-        for part in (*layers, model):
-            deliver(part.modules())
-            fully_shard(part, **(options if only_products(part, layers if part is model else ()) else precise))
 
     @counted
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
@@ -104,8 +68,7 @@ class Sharded(Split):
         r = self.replica
         total = accumulate(self.accelerator, self.mesh, r.task, self.model, window, scale, r.beat, self._exchange)
         self.complete_tensor_gradients()
-        if self.mesh.fsdp == 1:  # FSDP2 has averaged over replicas too
-            self.average_over_replicas()
+        self.average_over_replicas()
         if self.experts:
             self._complete_expert_gradients()
         self.wire_to_all.copy_main(trained_buffers(self.model) if self.mesh.data_size > 1 else [])
@@ -123,12 +86,7 @@ class Sharded(Split):
 
     @contextmanager
     def _exchange(self, last: bool) -> Iterator[None]:
-        """Makes FSDP2 exchange gradients by `parallel.gradient_sync`, and free what it has gathered for a window."""
-        if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(last or self.cfg.parallel.gradient_sync == "micro_batch")
-            self.model.set_requires_all_reduce(last)
-            if not self._reshards:
-                self.model.set_reshard_after_backward(last)
+        self.exchange_gradients(last)
         yield
 
     def clip(self, max_norm: float) -> float:
@@ -144,7 +102,4 @@ class Sharded(Split):
             with generating_together(self.model) if self.mesh.fsdp * self.mesh.expert > 1 else nullcontext():
                 yield self.model
         finally:
-            # After a forward pass without a backward pass, the model's own parameters would stay gathered.
-            for module in self.model.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+            self.reshard()  # there is no backward pass after which that happens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Collect, Strategy
 from toolkit.base.shards import fill, full, is_split, local
+from toolkit.distributed.collectives import objects_of_all
 from toolkit.distributed.exchange import Counted, Wire, average_gradients
-from toolkit.distributed.placement import Skeleton
+from toolkit.distributed.placement import (
+    Delivery,
+    Skeleton,
+    keep_stream,
+    layers_of,
+    norms_of,
+    only_products,
+    sharing_modules,
+)
+from toolkit.distributed.strategies.ddp import share_steps
 from toolkit.distributed.tensor.layers import check_equal_gradients, complete_gradients
+from toolkit.distributed.tensor.sequence import of_tokens
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import optimizer_state
 from toolkit.system.phases import in_phase
@@ -119,6 +131,20 @@ class SplitScaler(torch.amp.GradScaler):
         return {found_inf.device: found_inf}
 
 
+def merged_scalars(own_of_all: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the values of `toolkit.optim.state.optimizer_state` for one process, from those of all that share it."""
+    groups = []
+    for parts in zip(*(own["groups"] for own in own_of_all), strict=True):
+        names = dict.fromkeys(name for part in parts for name in part["params"])
+        settings = next((part["settings"] for part in parts if part["params"]), parts[0]["settings"])
+        groups.append({"params": list(names), "settings": settings})
+    merged = {
+        key: {name: value for own in reversed(own_of_all) for name, value in own[key].items()}
+        for key in ("values", "shapes")
+    }
+    return {"optimizer": own_of_all[0]["optimizer"], "groups": groups, **merged}
+
+
 DIMENSIONS = ("pipeline", "replicas", "fsdp", "tensor")
 """Names of the device mesh's dimensions, outermost first, as `toolkit.api.mesh.Mesh` numbers the ranks."""
 
@@ -150,20 +176,75 @@ class Split(Strategy):
             accelerator.scaler = SplitScaler(accelerator.device.type)
         self.devices = device_mesh(mesh, accelerator.device)
         self.wire = Wire(self.devices["replicas"].get_group())
+        self.tensor_wire = Wire(self.devices["tensor"].get_group())
         self.traffic = Counted()
+        self._reshards = cfg.parallel.reshard_after_forward and cfg.parallel.zero_stage != 2
+        self.shares_steps = cfg.parallel.zero_stage == 1 and mesh.replicas > 1
 
     def prepare_optimizer(self, optimizer: Optimizer) -> None:
-        """Gathers parameters for optimizers that need complete ones; separates layouts that kernels cannot mix."""
-        if self.mesh.fsdp > 1 or self.mesh.tensor > 1 or self.experts:
-            if not PRESETS[self.cfg.train.optim].elementwise:
-                gather_before_step(optimizer)
-                self.traffic.count_steps_of(optimizer)
-            elif self.mesh.tensor > 1 or self.experts:
-                step_by_layout(optimizer)
+        """Gathers parameters for optimizers that need complete ones; separates layouts that kernels cannot mix.
+
+        With ZeRO-1, replicas of the parts of a model share the update of each part.
+        """
+        gathers = (self.mesh.fsdp * self.mesh.tensor > 1 or self.experts) and not PRESETS[
+            self.cfg.train.optim
+        ].elementwise
+        if gathers:
+            gather_before_step(optimizer)
+        elif self.mesh.tensor > 1 or self.experts:
+            step_by_layout(optimizer)
+        if self.shares_steps:
+            share_steps(optimizer, self.wire, self.devices["replicas"].get_local_rank(), self.mesh.replicas)
+        if gathers or self.shares_steps:
+            self.traffic.count_steps_of(optimizer)
+
+    def shard(self, model: nn.Module, deliver: Delivery) -> None:
+        """Shards what this process has of a model over `fsdp`, one layer after another."""
+        hybrid = self.mesh.replicas > 1
+        options: dict[str, Any] = {
+            "mesh": self.devices["replicas", "fsdp"] if hybrid else self.devices["fsdp"],
+            "reshard_after_forward": self._reshards,
+            "offload_policy": CPUOffloadPolicy() if self.cfg.parallel.offload else OffloadPolicy(),
+            "ignored_params": set(self.experts),
+        }
+        precise, layers, groups = {**options}, layers_of(model), sharing_modules(model)
+        if self.cfg.train.mixed_precision == "bf16":
+            if norms := norms_of(model):
+                deliver(norms)
+                fully_shard(norms, **precise | {"reshard_after_forward": False})
+            keep_stream(model, filter(only_products, layers))
+            # Autocast stays, for what must be float32; with it alone, each layer would keep its weights in 16 bits.
+            options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        for group in groups:
+            deliver(child for module in group for child in module.modules())
+            fully_shard(group, **(options if all(map(only_products, group)) else precise))
+        for part in (*layers, model):
+            deliver(part.modules())
+            fully_shard(part, **(options if only_products(part, layers if part is model else ()) else precise))
+
+    def exchange_gradients(self, last: bool) -> None:
+        """Makes FSDP2 exchange gradients by `parallel.gradient_sync`, and free what it has gathered for a window.
+
+        Called before each backward pass, given whether it is a layer's last one of the window.
+        """
+        model: Any = self.model
+        if self.mesh.fsdp > 1:
+            model.set_requires_gradient_sync(last or self.cfg.parallel.gradient_sync == "micro_batch")
+            model.set_requires_all_reduce(last)
+            if not self._reshards:
+                model.set_reshard_after_backward(last)
+
+    def reshard(self) -> None:
+        """Frees what is gathered and has no backward pass after which FSDP2 frees it."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     @in_phase("exchange")
     def complete_tensor_gradients(self) -> None:
         """Adds up what the processes of a tensor group have of the gradient of a parameter that is not split."""
+        if self.cfg.parallel.sequence:
+            average_gradients(self.tensor_wire, [*of_tokens(self.model)], 1.0)
         if self.mesh.tensor > 1:
             complete_gradients(self.model.parameters())
             if self.replica.state.step == 0:
@@ -171,8 +252,8 @@ class Split(Strategy):
 
     @in_phase("exchange")
     def average_over_replicas(self) -> None:
-        """Averages the gradient over replicas of the split model."""
-        if self.mesh.replicas > 1:
+        """Averages the gradient over replicas of the split model, unless FSDP2 has done so."""
+        if self.mesh.replicas > 1 and self.mesh.fsdp == 1:
             trained = [p for p in self.model.parameters() if p.requires_grad and p not in self.experts]
             average_gradients(self.wire, trained, 1 / self.mesh.replicas)
 
@@ -181,8 +262,10 @@ class Split(Strategy):
         return self.model.state_dict(keep_vars=True)
 
     def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Returns the state of this process's optimizer, split like the parameters."""
-        return optimizer_state(self.replica.optimizer, self.model)
+        """Returns the state of this process's optimizer, split like the parameters, and the plain values of all."""
+        tensors, scalars = optimizer_state(self.replica.optimizer, self.model)
+        several = self.mesh.pipeline > 1 or self.shares_steps
+        return tensors, merged_scalars(objects_of_all(scalars)) if several else scalars
 
     def complete_model(self, collect: Collect) -> PreTrainedModel:
         """Returns a complete copy of the model on the main process, and this process's part on the others."""

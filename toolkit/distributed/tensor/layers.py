@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -23,9 +23,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from toolkit.base.errors import RunError
 from toolkit.base.shards import is_split, local
-from toolkit.distributed.placement import Delivery
+from toolkit.distributed.placement import Delivery, layers_of
 from toolkit.distributed.tensor import plans
 from toolkit.distributed.tensor.plans import COLUMNS, FUSED_COLUMNS, ROWS
+from toolkit.distributed.tensor.sequence import TOKENS, split_tokens
 from toolkit.distributed.tensor.vocabulary import split_vocabulary
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ class OwnDropout:
         elif self.needed and style == ROWS:
             module.register_forward_pre_hook(self._end)
 
+    def follow_layer(self, layer: nn.Module) -> None:
+        """Watches a layer all of which differs between processes, as with sequence parallelism."""
+        if self.needed:
+            layer.register_forward_pre_hook(self._begin)
+            layer.register_forward_hook(self._end, always_call=True)  # a repeated pass may end early
+
     def _begin(self, module: nn.Module, inputs: Any) -> None:
         if module.training and self.common is None:
             seed = int(torch.randint(2**62, ()))
@@ -60,7 +67,7 @@ class OwnDropout:
             self.common.__enter__()
             torch.manual_seed(seed + self.rank)
 
-    def _end(self, module: nn.Module, inputs: Any) -> None:
+    def _end(self, module: nn.Module, inputs: Any, output: Any = None) -> None:
         if self.common is not None:
             self.common.__exit__(None, None, None)
             self.common = None
@@ -70,21 +77,30 @@ DIFFERENT = 0.01
 """Relative difference of the gradients' norms on two processes that rounding cannot explain."""
 
 
-def split_layers(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery, shards: int = 1) -> None:
+def split_layers(
+    model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery, shards: int = 1, sequence: bool = False
+) -> None:
     """Splits the layers of a model's plan, and a vocabulary, over the processes of a mesh, in place.
 
     `deliver` provides the weights of a layer, which the main process has, before it is split; each part is sharded over
-    `shards` further processes (FSDP). Raises ConfigError if the plan does not fit the model.
+    `shards` further processes (FSDP). With `sequence`, each process keeps its tokens only between split layers. Raises
+    ConfigError if the plan does not fit the model.
     """
     plan, own_dropout = plans.plan_of(model.config), OwnDropout(model.config, mesh)
     assert plan is not None, "checked before the weights are loaded"
-    for module, style in plans.split_modules(model, mesh.size()).values():
+    found = plans.split_modules(model, mesh.size())
+    for module, style in found.values():
         deliver(module.modules())
         frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
-        parallelize_module(module, mesh, _style(module, style))
+        parallelize_module(module, mesh, _style(module, style, sequence))
         for name in frozen:
             module.get_parameter(name).requires_grad_(False)
-        own_dropout.follow(module, style)
+        if not sequence:
+            own_dropout.follow(module, style)
+    if sequence:
+        for layer in layers_of(model):
+            own_dropout.follow_layer(layer)
+        split_tokens(model, mesh, found)
     for name, module in model.base_model.named_modules():
         for pattern, attributes in plan.divided.items():
             if re.fullmatch(pattern, name):
@@ -93,15 +109,16 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery, sh
     split_vocabulary(model, mesh, deliver, shards)
 
 
-def _style(module: nn.Module, style: str) -> ParallelStyle:
+def _style(module: nn.Module, style: str, sequence: bool) -> ParallelStyle:
+    summed = TOKENS if sequence else Replicate()
     if not isinstance(module, nn.Linear | nn.Embedding) and style != plans.HEAD_NORM:
         # GPT-2's layers, which torch's styles do not know.
-        return Conv1DRows() if style == plans.ROWS else Conv1DColumns(3 if style == plans.FUSED_COLUMNS else 1)
+        return Conv1DRows(summed) if style == plans.ROWS else Conv1DColumns(3 if style == plans.FUSED_COLUMNS else 1)
     makers: dict[str, Callable[[], ParallelStyle]] = {
         plans.COLUMNS: ColwiseParallel,
-        plans.ROWS: RowwiseParallel,
+        plans.ROWS: partial(RowwiseParallel, output_layouts=summed),
         plans.GATHERED_COLUMNS: partial(ColwiseParallel, output_layouts=Replicate()),
-        plans.SCATTERED_ROWS: partial(RowwiseParallel, input_layouts=Replicate()),
+        plans.SCATTERED_ROWS: partial(RowwiseParallel, input_layouts=Replicate(), output_layouts=summed),
         # Which dimension holds the heads does not matter: each head is normalised by itself.
         plans.HEAD_NORM: partial(SequenceParallel, use_local_output=True),
     }
@@ -124,14 +141,22 @@ class Conv1DColumns(ParallelStyle):
     def _forward(self, module: Any, mesh: DeviceMesh, inputs: Tensor) -> Tensor:
         """Returns this process's outputs `[..., width]` of complete inputs `[..., width]`."""
         # Each process computes the part of the gradient that comes through its outputs.
-        complete = DTensor.from_local(inputs, mesh, [Replicate()], run_check=False)
+        placed = isinstance(inputs, DTensor)
+        complete = inputs if placed else DTensor.from_local(inputs, mesh, [Replicate()], run_check=False)
         biases = module.bias.to_local(grad_placements=[Partial()]).view(self.parts, mesh.size(), -1)
         own = complete.to_local(grad_placements=[Partial()])
         return own @ module.weight.to_local() + biases[:, mesh.get_local_rank()].flatten()
 
 
 class Conv1DRows(ParallelStyle):
-    """Splits the inputs of transformers' `Conv1D`, a linear layer with a transposed weight."""
+    """Splits the inputs of transformers' `Conv1D`, a linear layer with a transposed weight.
+
+    Each process gets the sum of outputs, or its part of them, as `outputs` says.
+    """
+
+    def __init__(self, outputs: Placement) -> None:
+        super().__init__()
+        self.outputs = outputs
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _distribute(module, device_mesh, weight=Shard(0), bias=Replicate())
@@ -139,9 +164,11 @@ class Conv1DRows(ParallelStyle):
         return module
 
     def _forward(self, module: Any, mesh: DeviceMesh, inputs: Tensor) -> Tensor:
-        """Returns complete outputs `[..., width]` of this process's inputs `[..., width]`."""
+        """Returns outputs `[..., width]` of this process's inputs `[..., width]`."""
         own = DTensor.from_local(inputs @ module.weight.to_local(), mesh, [Partial()], run_check=False)
-        return own.redistribute(placements=[Replicate()]).to_local() + module.bias.to_local()
+        of_bias = [Replicate()] if self.outputs.is_replicate() else [Partial()]
+        summed = own.redistribute(placements=[self.outputs]).to_local()
+        return summed + module.bias.to_local(grad_placements=of_bias)
 
 
 def _distribute(module: nn.Module, mesh: DeviceMesh, **placements: Any) -> None:
