@@ -43,7 +43,7 @@ def mixture(kind: str, **more: Any) -> Any:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             parameter.normal_(std=0.3 if parameter.dim() > 1 else 1.0)
     return model
 
