@@ -84,8 +84,9 @@ def routing_of(model: Any) -> Routing | None:
     bare: nn.Module = getattr(model, "module", model)
     if bare not in _KNOWN:
         modules, config = list(bare.modules()), getattr(bare, "config", None)
-        recorders = [(getattr(each, "_can_record_outputs", None) or {}).get("router_logits") for each in modules]
-        kinds = {each.target_class for each in recorders if getattr(each, "index", None) == 0}
+        recorders: list[Any] = [getattr(each, "_can_record_outputs", None) or {} for each in modules]
+        found = [each.get("router_logits") for each in recorders]
+        kinds = {each.target_class for each in found if getattr(each, "index", None) == 0}
         routers = [each for each in modules if type(each) in kinds]
         stacked = any(hasattr(each, "_is_expert_parallel") for each in modules)
         is_used = routers and stacked and getattr(bare, "_compiled_call_impl", None) is None
