@@ -134,7 +134,8 @@ def placement(cfg: Config, mesh: Mesh, device: torch.device) -> str:
     sizes = ", ".join(f"{name} {size}" for name, size in mesh.sizes.items() if size > 1)
     stage = cfg.parallel.zero_stage or (3 if mesh.fsdp > 1 else 0)
     parts = ["optimizer state", "gradients", "weights"][:stage]
-    parts += [name for name, size in (("matrices", mesh.tensor), ("layers", mesh.pipeline)) if size > 1]
+    parts += [name for name, size in (("positions", mesh.context), ("matrices", mesh.tensor), ("layers", mesh.pipeline))
+              if size > 1]  # fmt: skip
     shared = f"; split over processes: {', '.join(parts)}" if parts and mesh.size > 1 else ""
     found = (
         f"Training in {where}{f' ({sizes})' if sizes else ''}, {cfg.train.rows_per_step(mesh.data_size)} rows per step"

@@ -19,6 +19,7 @@ from toolkit.config.problems import CannotCheck
 from toolkit.config.sections import ModelConfig
 from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS
+from toolkit.distributed import context
 from toolkit.distributed.tensor.plans import plan_problems, split_modules
 from toolkit.modalities.text import prefix_problems, shape_problems
 from toolkit.models.activations import spare_activations
@@ -137,6 +138,19 @@ def tensor_problems(case: Case) -> list[str]:
     if size == 1:
         return []
     return plan_problems(_config(case), size) or _of_empty(case, lambda model: split_modules(model, size))
+
+
+def context_problems(case: Case) -> list[str]:
+    """Returns why the positions of the model's inputs cannot be split over `parallel.context` processes."""
+    cfg, size = case.cfg, case.cfg.parallel.context
+    if size == 1:
+        return []
+    if case.task.has("window_loss"):
+        return [
+            f"parallel.context: received {size}, but the loss compares all rows of a window, of which each process "
+            "has a part of the positions; set parallel.fsdp or parallel.tensor instead"
+        ]
+    return context.context_problems(_config(case), size, cfg.model.attn_implementation)
 
 
 def pipeline_problems(case: Case) -> list[str]:

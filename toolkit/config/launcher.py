@@ -95,7 +95,7 @@ def divide_window(config: Config, settings: Settings, environ: Mapping[str, str]
     rows, steps = train.global_batch_size, train.gradient_accumulation_steps
     if rows is None:
         return replace(config, train=replace(train, per_device_train_batch_size=train.micro_batch))
-    ranks = max(1, int(environ.get("WORLD_SIZE", "1")) // (parallel.tensor * parallel.pipeline))
+    ranks = max(1, int(environ.get("WORLD_SIZE", "1")) // (parallel.context * parallel.tensor * parallel.pipeline))
     part = -(-rows // ranks)
     share = -(-part // parallel.pipeline)
     if -(-part // share) < parallel.pipeline:  # 9 rows are 3 micro-batches of 3 rows, but a pipeline has 4 stages
@@ -126,7 +126,7 @@ def _translate_fsdp(settings: Settings, environ: Mapping[str, str]) -> None:
         text = f"received 1, but the launcher asks for FSDP ({USE_FSDP}); remove one of the two"
         settings.report(("parallel", name), text)
     if parallel.get("fsdp") is None and parallel.get("zero_stage") is None:
-        others = [size for size in map(parallel.get, ("replicas", "tensor")) if isinstance(size, int) and size > 0]
+        others = [size for size in map(parallel.get, ("replicas", "context", "tensor")) if isinstance(size, int) and size > 0]
         processes = int(environ.get("WORLD_SIZE", "1")) // prod(others)
         settings.set(key, max(1, processes), Source("launcher", f"launcher {USE_FSDP}=true"))
     for field, (variable, default) in FSDP.items():

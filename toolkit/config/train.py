@@ -227,6 +227,10 @@ class ParallelConfig:
     """Number of processes that split the attention heads and the MLP of each layer (tensor parallel). They read the
     same rows. Language models also split embeddings, output head and logits by the vocabulary. Norms and other heads
     stay complete on each. An architecture needs a plan, and the number must divide its heads."""
+    context: Positive = 1
+    """Number of processes that split the positions of each sequence (context parallel). They read the same rows, and
+    each holds the activations of its positions. Attention gathers keys and values of all positions, layer by layer.
+    Evaluation and generation run whole sequences."""
     pipeline: Positive = 1
     """Number of processes that split the layers into stages (pipeline parallel). They read the same rows; the
     micro-batches of a window (`train.gradient_accumulation_steps`) pass through the stages one after another."""
@@ -256,6 +260,11 @@ class ParallelConfig:
         return self.fsdp > 1 or self.zero_stage in (2, 3)
 
     @property
-    def splits(self) -> bool:
-        """Whether the model is split over processes."""
+    def splits_weights(self) -> bool:
+        """Whether the model's weights are split over processes."""
         return self.shards or self.tensor > 1 or self.pipeline > 1
+
+    @property
+    def splits(self) -> bool:
+        """Whether processes share a model, or its inputs."""
+        return self.splits_weights or self.context > 1

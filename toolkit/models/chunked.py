@@ -35,7 +35,7 @@ def is_chosen(cfg: Config, config: PreTrainedConfig) -> bool:
     """Resolves `train.chunked_loss` for a model: heads of split models have their own losses."""
     if cfg.train.chunked_loss != "auto":
         return cfg.train.chunked_loss
-    split = cfg.parallel.splits or cfg.parallel.backend == "deepspeed"
+    split = cfg.parallel.splits_weights or cfg.parallel.backend == "deepspeed"
     excluded = split or cfg.train.torch_compile or cfg.train.ddp_find_unused_parameters
     return not excluded and getattr(config.get_text_config(), "vocab_size", 0) >= LARGE
 

@@ -68,7 +68,7 @@ def own_bytes(run: Run) -> tuple[int, int]:
     if run.cfg.checkpoint.format == "sharded":
         copy = held // mesh.replicas
     else:
-        copy = held if mesh.data_rank // mesh.fsdp == 0 else 0  # the first of several that hold the same
+        copy = held if mesh.data_rank // mesh.fsdp == mesh.context_rank == 0 else 0  # the first of several that hold the same
     on_cpu = run.accelerator.device.type == "cpu"
     return copy, sum(map(local_bytes, trained)) + state if on_cpu else 0
 

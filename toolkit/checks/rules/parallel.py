@@ -10,7 +10,7 @@ from toolkit.config.train import ParallelConfig
 from toolkit.optim.presets import PRESETS
 
 _UNSPLIT = "remove the settings of parallel"
-_SPLITS = ("parallel.fsdp", "parallel.pipeline", "parallel.tensor", "parallel.zero_stage")
+_SPLITS = ("parallel.context", "parallel.fsdp", "parallel.pipeline", "parallel.tensor", "parallel.zero_stage")
 
 
 def _not_when_split(when: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
@@ -74,8 +74,22 @@ PIPELINE_RULES = (
          "set model.peft.method to lora, or remove parallel.pipeline"),
 )  # fmt: skip
 
+CONTEXT_RULES = (
+    Rule(lambda c: c.parallel.context > 1 and c.parallel.pipeline > 1, ("parallel.context", "parallel.pipeline"),
+         "the stages of a pipeline call the layers of the model, and positions are split before the first one",
+         "set parallel.tensor instead of parallel.pipeline, or remove parallel.context"),
+    Rule(lambda c: c.parallel.context > 1 and c.model.peft.method == "prompt_tuning",
+         ("parallel.context", "model.peft.method"), "virtual tokens would move the positions of the labels",
+         "set model.peft.method to lora, or remove parallel.context"),
+    Rule(lambda c: c.parallel.context > 1 and c.engine == "trainer"
+         and c.trainer.args.get("neftune_noise_alpha") is not None,
+         ("parallel.context", "trainer.args"), "the noise of neftune_noise_alpha depends on the length of a sequence, "
+         "of which a process sees a part", "remove parallel.context, or neftune_noise_alpha from trainer.args"),
+)  # fmt: skip
+
 PARALLEL_RULES = (
     *PIPELINE_RULES,
+    *CONTEXT_RULES,
     _sharded_only("reshard_after_forward"),
     _sharded_only("gradient_sync"),
     _sharded_only("offload"),
@@ -236,6 +250,7 @@ STRATEGY_RULES = (
 
 
 _TORCH = "set parallel.backend to torch"
+_SIZES = ("fsdp", "context", "tensor", "pipeline")
 
 
 def _not_with_deepspeed(
@@ -257,9 +272,9 @@ DEEPSPEED_RULES = (
     _not_with_deepspeed(lambda c: c.parallel.zero_stage is None, ("parallel.backend", "parallel.zero_stage"),
                           "DeepSpeed is used for ZeRO only",
                           "set parallel.zero_stage to 1, 2 or 3, or remove parallel.backend"),
-    _not_with_deepspeed(lambda c: c.parallel.tensor > 1 or c.parallel.pipeline > 1 or c.parallel.fsdp > 1,
+    _not_with_deepspeed(lambda c: max(getattr(c.parallel, name) for name in _SIZES) > 1,
                           ("parallel",), "DeepSpeed's ZeRO splits over all processes",
-                          f"remove parallel.fsdp, parallel.tensor and parallel.pipeline, or {_TORCH}"),
+                          f"remove parallel.fsdp, parallel.context, parallel.tensor and parallel.pipeline, or {_TORCH}"),
     _not_with_deepspeed(lambda c: c.parallel.replicas not in (None, 1) and c.parallel.zero_stage in (2, 3),
                           ("parallel",), "DeepSpeed's ZeRO splits over all processes, so there are no replicas",
                           f"remove parallel.replicas, or {_TORCH}"),

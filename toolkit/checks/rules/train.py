@@ -80,7 +80,7 @@ RULES = (
     Rule(lambda c: c.train.chunked_loss is True and c.train.ddp_find_unused_parameters,
          ("train.chunked_loss", "train.ddp_find_unused_parameters"),
          "unused parameters are looked for from the logits, which are not there", "remove one of them"),
-    Rule(lambda c: c.train.chunked_loss is True and (c.parallel.splits or c.parallel.backend == "deepspeed"),
+    Rule(lambda c: c.train.chunked_loss is True and (c.parallel.splits_weights or c.parallel.backend == "deepspeed"),
          ("train.chunked_loss", "parallel"), "the head of a model that is split over processes has a loss of its own",
          "set train.chunked_loss to auto"),
     Rule(lambda c: c.train.pad_to_multiple_of is not None and c.train.max_tokens_per_batch is not None,

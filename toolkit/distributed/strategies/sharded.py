@@ -17,6 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
+from toolkit.distributed.context import Context
 from toolkit.distributed.exchange import Wire, counted
 from toolkit.distributed.placement import (
     Delivery,
@@ -51,6 +52,7 @@ class Sharded(Split):
         super().__init__(accelerator, mesh, cfg)
         self._reshards = cfg.parallel.reshard_after_forward and cfg.parallel.zero_stage != 2
         self.wire_to_all = Wire()
+        self.context: Context | None = None
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Splits the model: layers over `tensor`, then every parameter over `fsdp`."""
@@ -62,6 +64,8 @@ class Sharded(Split):
             self._shard(model, deliver)
         else:
             deliver(model.modules())
+        if self.mesh.context > 1:
+            self.context = Context(model, self.devices["context"])
         self.own = self.model = model
         return model
 
@@ -90,9 +94,14 @@ class Sharded(Split):
     @counted
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""
-        r = self.replica
-        total = accumulate(self.accelerator, self.mesh, r.task, self.model, window, scale, r.beat, self._exchange)
+        r, context = self.replica, self.context
+        if context is not None:
+            window = [context.own(batch, r.task.predicts_tokens) for batch in window]
+        with nullcontext() if context is None else context.splitting(r.task.predicts_tokens):
+            total = accumulate(self.accelerator, self.mesh, r.task, self.model, window, scale, r.beat, self._exchange)
         self.complete_tensor_gradients()
+        if context is not None:
+            context.sum(total, self.model)
         if self.mesh.fsdp == 1:  # FSDP2 has averaged over replicas too
             self.average_over_replicas()
         self.wire_to_all.copy_main(trained_buffers(self.model) if self.mesh.data_size > 1 else [])

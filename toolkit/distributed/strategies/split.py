@@ -101,7 +101,7 @@ def _split_like(parameter: Tensor, value: Any) -> Any:
     return part
 
 
-DIMENSIONS = ("pipeline", "replicas", "fsdp", "tensor")
+DIMENSIONS = ("pipeline", "replicas", "fsdp", "context", "tensor")
 """Names of the device mesh's dimensions, outermost first, as `toolkit.api.mesh.Mesh` numbers the ranks."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import prod
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.keys import to_yaml
@@ -33,7 +34,8 @@ class Technique:
     @property
     def data_ranks(self) -> int:
         """Number of processes, or groups of them, that read different rows."""
-        return self.processes // (self.stages * int(self.settings.get("parallel.tensor", 1)))
+        inside = (int(self.settings.get(f"parallel.{name}", 1)) for name in ("context", "tensor"))
+        return self.processes // (self.stages * prod(inside))
 
 
 def techniques(processes: int) -> list[Technique]:
