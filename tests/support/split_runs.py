@@ -73,6 +73,8 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "cycled": ("reviews", *ADAMW, "train.lr_scheduler_type=one_cycle", "train.lr_scheduler_kwargs.cycle_momentum=true"),
     "segments": ("language_modeling", *SGD, "train.activation_checkpointing=segments"),
     "selective": ("language_modeling", *SGD, "train.activation_checkpointing=selective"),
+    "chunked": ("language_modeling", *SGD, "train.chunked_loss=true"),
+    "budget": ("language_modeling", *SGD, "train.max_tokens_per_batch=96"),
     "compressed": ("language_modeling", *SGD, "train.activation_compression=int8"),
     "mixed": ("reviews/smoke_image", *SGD, "task.image.mixup_alpha=0.4", "task.image.cutmix_alpha=1.0"),
     "masked_clips": ("reviews/smoke_audio", *SGD, "task.audio.time_masks=2", "task.audio.frequency_masks=2"),
@@ -88,6 +90,10 @@ STRATEGIES: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "tensor": (2, 1, ("parallel.tensor=2",)),
     "replicas-tensor": (4, 2, ("parallel.replicas=2", "parallel.tensor=2")),
     "fsdp-tensor": (4, 2, ("parallel.fsdp=2", "parallel.tensor=2")),
+    "context": (2, 1, ("parallel.context=2",)),
+    "replicas-context": (4, 2, ("parallel.replicas=2", "parallel.context=2")),
+    "fsdp-context": (4, 2, ("parallel.fsdp=2", "parallel.context=2")),
+    "context-tensor": (4, 1, ("parallel.context=2", "parallel.tensor=2")),
     "pipeline": (2, 1, ("parallel.pipeline=2",)),
     "replicas-pipeline": (4, 2, ("parallel.replicas=2", "parallel.pipeline=2")),
     "tensor-pipeline": (4, 1, ("parallel.tensor=2", "parallel.pipeline=2")),
@@ -96,6 +102,7 @@ STRATEGIES: dict[str, tuple[int, int, tuple[str, ...]]] = {
 """Number of processes, of data ranks, and settings of each strategy."""
 ONLY = {
     "parallel.tensor=2": [task for task in TASKS if task != "image"],
+    "parallel.context=2": ["reviews", "qa", "language_modeling", "masked"],
     "parallel.pipeline=2": ["reviews", "qa", "language_modeling", "masked", "vit"],
 }
 """Tasks whose architectures can be split so."""
@@ -109,6 +116,8 @@ ALSO = {
     "zero1": [run for run in FURTHER if run not in ("schedule_free", "segments", "compressed")],
     "ddp": ["segments", "compressed", "mixed", "masked_clips", "chat", "audio"],
     "tensor": ["gpt2", "uneven", "adafactor", "recompute", "ema", "fused", "few"],
+    "context": ["gpt2", "uneven", "adafactor", "recompute", "selective", "lora", "ema", "tags", "chat", "few",
+                "chunked", "budget", "unfreeze"],
     **{mesh: ["gpt2", "uneven", "adafactor"] for mesh in ("hsdp", "fsdp-tensor", "replicas-tensor")},
 }
 """Further runs of strategies, with the loop."""
@@ -127,6 +136,10 @@ COVER: dict[str, tuple[str, ...]] = {
     "tensor": (*CELLS["tensor"], "reviews:trainer", *ALSO["tensor"]),
     "replicas-tensor": ("uneven", "reviews:trainer"),
     "fsdp-tensor": ("gpt2", "translation:trainer"),
+    "context": (*CELLS["context"], "reviews:trainer", "masked:trainer", *ALSO["context"]),
+    "replicas-context": ("qa", "language_modeling:trainer"),
+    "fsdp-context": ("masked", "reviews:trainer"),
+    "context-tensor": ("language_modeling", "qa:trainer"),
     "pipeline": ("reviews", "vit", "qa:trainer"),
     "replicas-pipeline": ("masked", "reviews:trainer"),
     "tensor-pipeline": ("language_modeling", "vit:trainer"),

@@ -84,7 +84,8 @@ CONTEXT_RULES = (
     Rule(lambda c: c.parallel.context > 1 and c.engine == "trainer"
          and c.trainer.args.get("neftune_noise_alpha") is not None,
          ("parallel.context", "trainer.args"), "the noise of neftune_noise_alpha depends on the length of a sequence, "
-         "of which a process sees a part", "remove parallel.context, or neftune_noise_alpha from trainer.args"),
+         "of which a process sees a part", "remove parallel.context, or neftune_noise_alpha from trainer.args",
+         with_=("engine",)),
 )  # fmt: skip
 
 PARALLEL_RULES = (
