@@ -31,8 +31,9 @@ MODEL = (
 )
 SETTINGS = (
     MODEL, "task.block_size={length}", "task.prompts=[]", "data.train_file={file}", "data.validation_split=0",
-    "data.validation_file=null", "eval.eval_steps=null", "train.max_steps=2", "train.global_batch_size=1", "train.per_device_train_batch_size=1",
-    "train.optim=sgd", "train.chunked_loss=false", "checkpoint.save_steps=null", "tracking.count_memory=true",
+    "data.validation_file=null", "eval.eval_steps=null", "train.max_steps=2", "train.global_batch_size=1",
+    "train.per_device_train_batch_size=1", "train.optim=sgd", "train.chunked_loss=false",
+    "checkpoint.save_steps=null", "tracking.count_memory=true",
 )  # fmt: skip
 RECOMPUTED = "train.activation_checkpointing=full"
 LOSSES_DIFFER = 1e-5
@@ -45,7 +46,7 @@ def text(length: int) -> str:
 
 
 def measured(folder: Path, processes: int, length: int, *further: str) -> dict[str, float]:
-    """Trains two steps; returns the largest counted peak and the bytes a process sent per step, in MiB, and the loss."""
+    """Trains two steps; returns the largest counted peak and what a process sent per step, in MiB, and the loss."""
     (folder / "text.txt").write_text(text(length), encoding="utf-8")
     settings = [each.format(length=length, file=folder / "text.txt") for each in SETTINGS]
     command = [

@@ -35,7 +35,7 @@ SIZES: dict[str, dict[str, Any]] = {
     **{kind: TEXT if kind in ENCODERS else GROUPED for kind in MODELS},
     "gpt_neox": TEXT,
     "phi": TEXT,
-    **dict.fromkeys(("camembert", "roberta", "xlm-roberta"), {**TEXT, "pad_token_id": 1}),
+    **{kind: {**TEXT, "pad_token_id": 1} for kind in ("camembert", "roberta", "xlm-roberta")},
     "distilbert": {"vocab_size": VOCAB, "dim": 8, "n_layers": 1, "n_heads": 4, "hidden_dim": 12},
     "electra": {**TEXT, "embedding_size": 6},
     "gpt2": {"vocab_size": VOCAB, "n_embd": 8, "n_layer": 2, "n_head": 4, "n_inner": 12, "pad_token_id": 0},

@@ -116,8 +116,21 @@ ALSO = {
     "zero1": [run for run in FURTHER if run not in ("schedule_free", "segments", "compressed")],
     "ddp": ["segments", "compressed", "mixed", "masked_clips", "chat", "audio"],
     "tensor": ["gpt2", "uneven", "adafactor", "recompute", "ema", "fused", "few"],
-    "context": ["gpt2", "uneven", "adafactor", "recompute", "selective", "lora", "ema", "tags", "chat", "few",
-                "chunked", "budget", "unfreeze"],
+    "context": [
+        "gpt2",
+        "uneven",
+        "adafactor",
+        "recompute",
+        "selective",
+        "lora",
+        "ema",
+        "tags",
+        "chat",
+        "few",
+        "chunked",
+        "budget",
+        "unfreeze",
+    ],
     **{mesh: ["gpt2", "uneven", "adafactor"] for mesh in ("hsdp", "fsdp-tensor", "replicas-tensor")},
 }
 """Further runs of strategies, with the loop."""

@@ -81,9 +81,10 @@ def layout(mesh: Mesh) -> dict[str, int]:
 
 
 def layout_of(saved: Mapping[str, Any]) -> Mesh:
-    """Returns how the processes of a saved run were arranged; runs of older versions were replicas."""
+    """Returns how the processes of a saved run were arranged; runs of older versions were replicas, or had no context."""
     if "mesh.replicas" not in saved:
         return Mesh(replicas=_count(saved, "num_processes"))
+    saved = {"mesh.context": 1, **saved}
     return Mesh(**{name: _count(saved, f"mesh.{name}") for name in DIMENSIONS})
 
 

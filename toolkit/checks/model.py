@@ -17,9 +17,9 @@ from toolkit.checks.check import Case
 from toolkit.config.paths import source_of
 from toolkit.config.problems import CannotCheck
 from toolkit.config.sections import ModelConfig
+from toolkit.distributed import context
 from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS
-from toolkit.distributed import context
 from toolkit.distributed.tensor.plans import plan_problems, split_modules
 from toolkit.modalities.text import prefix_problems, shape_problems
 from toolkit.models.activations import spare_activations

@@ -66,9 +66,10 @@ def own_bytes(run: Run) -> tuple[int, int]:
     state = round(own * PRESETS[run.cfg.train.optim].state_bytes)
     held = sum(map(local_bytes, [*parameters, *run.model.buffers()])) + state
     if run.cfg.checkpoint.format == "sharded":
-        copy = held // mesh.replicas
+        copy = held // (mesh.replicas * mesh.context)
     else:
-        copy = held if mesh.data_rank // mesh.fsdp == mesh.context_rank == 0 else 0  # the first of several that hold the same
+        is_first = mesh.data_rank // mesh.fsdp == mesh.context_rank == 0  # of several that hold the same
+        copy = held if is_first else 0
     on_cpu = run.accelerator.device.type == "cpu"
     return copy, sum(map(local_bytes, trained)) + state if on_cpu else 0
 

@@ -275,7 +275,7 @@ DEEPSPEED_RULES = (
                           "set parallel.zero_stage to 1, 2 or 3, or remove parallel.backend"),
     _not_with_deepspeed(lambda c: max(getattr(c.parallel, name) for name in _SIZES) > 1,
                           ("parallel",), "DeepSpeed's ZeRO splits over all processes",
-                          f"remove parallel.fsdp, parallel.context, parallel.tensor and parallel.pipeline, or {_TORCH}"),
+                          f"remove the other sizes in parallel, or {_TORCH}"),
     _not_with_deepspeed(lambda c: c.parallel.replicas not in (None, 1) and c.parallel.zero_stage in (2, 3),
                           ("parallel",), "DeepSpeed's ZeRO splits over all processes, so there are no replicas",
                           f"remove parallel.replicas, or {_TORCH}"),

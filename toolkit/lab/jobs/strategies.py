@@ -74,6 +74,12 @@ def by_deepspeed(processes: int) -> list[Technique]:
             for stage, each in settings.items()]  # fmt: skip
 
 
+def of_long_inputs(processes: int) -> Technique:
+    """Returns context parallelism, which splits activations, and no weights."""
+    when = "the activations of long texts do not fit"
+    return Technique("context", processes, {"parallel.context": str(processes)}, "medium; per architecture", when)
+
+
 OFFLOADED = "FSDP2, offload"
 DATA_PARALLEL = Technique(
     "nn.DataParallel", 1, {}, "low", "never: DDP does the same faster",

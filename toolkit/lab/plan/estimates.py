@@ -56,7 +56,7 @@ def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
     accumulated = replica if window > 1 and not _synced(cfg) else own
     spared = f.activations - _activations(f, mesh, parallel.schedule, window)
     held = (0.0, accumulated if window > 1 else 0.0, 0.0) if parallel.offload else (own, accumulated, state)
-    chunks, logits = _chunks(parallel.schedule, mesh), f.logits / _vocabulary(f, mesh)
+    chunks, logits = _chunks(parallel.schedule, mesh), f.logits / (_vocabulary(f, mesh) * mesh.context)
     if mesh.fsdp > 1:
         early = (held[1] * f.gradients if window > 1 else 0.0) + f.activations - spared + logits + f.batch
         states = f.states - (1 - held[0]) * f.parameters - (1 - held[2]) * (f.optimizer_state + f.copies)
@@ -111,7 +111,7 @@ def _activations(f: Footprint, mesh: Mesh, schedule: str, window: int) -> float:
     complete = min(f.crossing, f.activations)
     kept = complete + (f.activations - complete) / mesh.tensor
     if mesh.pipeline == 1:
-        return kept
+        return kept / mesh.context
     chunks, under_way, most = _chunks(schedule, mesh), 0, 0
     actions = SCHEDULES[schedule](0, mesh.pipeline, chunks, window)
     frees = actions[-1].kind  # backward passes, or those for weights, if they are separate
@@ -163,7 +163,7 @@ def _synced(cfg: Config) -> bool:
 def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> float:
     """Returns the bytes that a process sends per step, on average over processes."""
     parallel, train, window = cfg.parallel, cfg.train, num_micro_batches(cfg.train, f.rows)
-    away, all_reduced = share_sent(mesh.fsdp), 2 * share_sent(mesh.replicas)
+    away, all_reduced = share_sent(mesh.fsdp), 2 * (share_sent(mesh.replicas) + share_sent(mesh.context))
     if not mesh.is_split:
         if train.strategy == "local_sgd":
             moments = f.optimizer_state if train.local_sgd_average_moments else 0
