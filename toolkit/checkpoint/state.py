@@ -81,7 +81,7 @@ def layout(mesh: Mesh) -> dict[str, int]:
 
 
 def layout_of(saved: Mapping[str, Any]) -> Mesh:
-    """Returns how the processes of a saved run were arranged; runs of older versions were replicas, or had no context."""
+    """Returns how the processes of a saved run were arranged; older versions had replicas, and no context."""
     if "mesh.replicas" not in saved:
         return Mesh(replicas=_count(saved, "num_processes"))
     saved = {"mesh.context": 1, **saved}

@@ -47,9 +47,14 @@ def context_problems(config: PreTrainedConfig, size: int, attention: str | None)
     key, instead = f"parallel.context: received {size}", "set parallel.fsdp or parallel.tensor instead"
     if config.model_type not in MODELS or getattr(config, "auto_map", None):
         known = ", ".join(sorted(MODELS))
-        return [f"{key}, but the toolkit splits positions only for {known}, not for {config.model_type}; {instead}"]
+        return [f"{key}, but splitting positions is not supported for {config.model_type}, only for {known}; {instead}"]
     if attention not in (None, "sdpa"):
         return [f"{key}, but with {attention}, keys and values are not gathered; set model.attn_implementation to sdpa"]
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {each.get("rope_type") for each in (rope, *rope.values()) if isinstance(each, Mapping)}
+    if by_length := kinds & {"dynamic", "longrope"}:
+        why = f"rotary positions of the type {by_length.pop()} depend on the length of a sequence, not of a part"
+        return [f"{key}, but {why}; {instead}"]
     return []
 
 
