@@ -2,9 +2,9 @@
 
 python docs/render_strategies.py
 
-The bytes are those of benchmarks/results/sharding.json and context.json (bench_sharding.py, bench_context.py). The figures in docs/strategies.json are
-measured by the slow tests of tests/contracts/test_split_models.py, which write them if WRITE_FIGURES is set. Why the
-others are refused is asked of the toolkit.
+The bytes are those of benchmarks/results/sharding.json and context.json (bench_sharding.py, bench_context.py). The
+figures in docs/strategies.json are measured by the slow tests of tests/contracts/test_split_models.py, which write them
+if WRITE_FIGURES is set. Why the others are refused is asked of the toolkit.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,9 @@ SCORES = 2**21
 """Most scores of a head for which there is a mask at once."""
 BY_POSITION = ("input_ids", "token_type_ids", "inputs_embeds", "position_ids")
 """Inputs of a model with a value for each position."""
+
+Compute = Callable[..., tuple[Tensor, None]]
+"""Computes attention of queries, keys and values with an `attention_mask`."""
 
 
 def context_problems(config: PreTrainedConfig, size: int, attention: str | None) -> list[str]:
@@ -123,9 +126,9 @@ def attend(
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    compute = partial(sdpa_attention_forward, module, dropout=dropout, **further)
+    compute: Compute = partial(sdpa_attention_forward, module, dropout=dropout, **further)
     if not isinstance(attention_mask, Part):
-        return cast(tuple[Tensor, None], compute(query, key, value, attention_mask=attention_mask))
+        return compute(query, key, value, attention_mask=attention_mask)
     device = query.device.type
     if torch.is_autocast_enabled(device):  # the backward pass runs without it
         query, key, value = (each.to(torch.get_autocast_dtype(device)) for each in (query, key, value))
@@ -138,7 +141,9 @@ class _Attention(torch.autograd.Function):
     """Attention whose backward pass gathers keys and values, and computes blocks of queries, once more."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Any, part: Part, seed: int | None, query: Tensor, key: Tensor, value: Tensor) -> Any:
+    def forward(
+        ctx: Any, compute: Compute, part: Part, seed: int | None, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
         ctx.compute, ctx.part, ctx.seed = compute, part, seed
         ctx.save_for_backward(query, key, value)
         keys, values = part.gathered(key), part.gathered(value)
