@@ -27,8 +27,7 @@ class Mesh:
         context: number of processes that share the positions of each sequence.
         tensor: number of processes that share each layer.
         pipeline: number of stages that share the layers.
-        rank: rank of this process among all; tensor ranks are adjacent, context ranks come next, and pipeline stages
-            are furthest apart.
+        rank: rank of this process among all; tensor, then context ranks are adjacent, pipeline stages furthest apart.
     """
 
     replicas: int = 1

@@ -146,10 +146,7 @@ def context_problems(case: Case) -> list[str]:
     if size == 1:
         return []
     if case.task.has("window_loss"):
-        return [
-            f"parallel.context: received {size}, but the loss compares all rows of a window, of which each process "
-            "has a part of the positions; set parallel.fsdp or parallel.tensor instead"
-        ]
+        return [f"parallel.context: received {size}, but the loss compares whole rows of a window; set parallel.fsdp"]
     return context.context_problems(_config(case), size, cfg.model.attn_implementation)
 
 

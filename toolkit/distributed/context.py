@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -38,11 +38,8 @@ NAME = "context_sdpa"
 """Name of the attention among transformers'; a name with `sdpa` gets the checks of transformers for it."""
 SCORES = 2**21
 """Most scores of a head for which there is a mask at once."""
-BY_POSITION = ("input_ids", "token_type_ids", "inputs_embeds", "position_ids")
+BY_POSITION = ("input_ids", "token_type_ids", "position_ids")
 """Inputs of a model with a value for each position."""
-
-Compute = Callable[..., tuple[Tensor, None]]
-"""Computes attention of queries, keys and values with an `attention_mask`."""
 
 
 def context_problems(config: PreTrainedConfig, size: int, attention: str | None) -> list[str]:
@@ -61,42 +58,41 @@ def context_problems(config: PreTrainedConfig, size: int, attention: str | None)
     return []
 
 
+def gathered(own: Tensor, mesh: DeviceMesh, dim: int) -> Tensor:
+    """Returns what all processes have along a dimension; its gradient is added up, each part at its owner."""
+    split = DTensor.from_local(own.contiguous(), mesh, [Shard(dim)], run_check=False)
+    return split.full_tensor(grad_placements=[Partial()])
+
+
 @dataclass(frozen=True)
 class Part:
-    """A process's part of the positions of a batch; layers get it as their mask.
+    """A process's part of the positions of a batch; layers get it as their mask."""
 
-    Args:
-        mesh: the processes that share the positions.
-        start: the first own position.
-        length: number of own positions.
-        arguments: those of transformers' `sdpa_mask`.
-    """
+    mesh: DeviceMesh  # the processes that share the positions
+    start: int  # the first own position
+    length: int  # number of own positions
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # those of transformers' `sdpa_mask`
 
-    mesh: DeviceMesh
-    start: int
-    length: int
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    def blocks(self, seed: int | None) -> Iterator[tuple[slice, int, Tensor | None]]:
+        """Yields own positions that are computed together, the end of the keys that they see, and their mask.
 
-    def gathered(self, own: Tensor) -> Tensor:
-        """Returns `[B, heads, T, size]` of all processes' `[B, heads, T / n, size]`."""
-        return DTensor.from_local(own.contiguous(), self.mesh, [Shard(2)], run_check=False).full_tensor()
-
-    def scattered(self, gradient: Tensor) -> Tensor:
-        """Returns the sum `[B, heads, T / n, size]` of what all processes have of a gradient `[B, heads, T, size]`."""
-        found = DTensor.from_local(gradient, self.mesh, [Partial()], run_check=False)
-        return found.redistribute(placements=[Shard(2)]).to_local()
-
-    def blocks(self) -> Iterator[tuple[slice, int, Tensor | None]]:
-        """Yields own positions that are computed together, the end of the keys that they see, and their mask."""
+        With a seed, random numbers come from it until the last one is done, and none is drawn from those outside.
+        """
         from transformers.masking_utils import sdpa_mask
 
         whole, kept = self.length * self.mesh.size(), self.arguments["attention_mask"]
         rows = max(1, SCORES // (whole * self.arguments["batch_size"]))
-        for begin in range(0, self.length, rows):
-            end = min(begin + rows, self.length)
-            keys = self.start + end if self.arguments["allow_is_causal_skip"] else whole
-            own = {"q_length": end - begin, "q_offset": self.start + begin, "kv_length": keys, "kv_offset": 0}
-            yield slice(begin, end), keys, sdpa_mask(**{**self.arguments, **own, "attention_mask": kept[:, :keys]})
+        kind = self.mesh.device_type
+        devices = [] if kind == "cpu" else [torch.accelerator.current_device_index()]
+        with torch.random.fork_rng(devices, enabled=seed is not None, device_type=kind):
+            if seed is not None:
+                torch.manual_seed(seed)
+            for begin in range(0, self.length, rows):
+                end = min(begin + rows, self.length)
+                keys = self.start + end if self.arguments["allow_is_causal_skip"] else whole
+                own = {"q_length": end - begin, "q_offset": self.start + begin, "kv_length": keys, "kv_offset": 0}
+                own |= {"attention_mask": kept[:, :keys]}
+                yield slice(begin, end), keys, sdpa_mask(**{**self.arguments, **own})
 
 
 _PASS: ContextVar[Part | None] = ContextVar("pass", default=None)
@@ -126,9 +122,10 @@ def attend(
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    compute: Compute = partial(sdpa_attention_forward, module, dropout=dropout, **further)
+    compute: Any = partial(sdpa_attention_forward, module, dropout=dropout, **further)
     if not isinstance(attention_mask, Part):
-        return compute(query, key, value, attention_mask=attention_mask)
+        whole: tuple[Tensor, None] = compute(query, key, value, attention_mask=attention_mask)
+        return whole
     device = query.device.type
     if torch.is_autocast_enabled(device):  # the backward pass runs without it
         query, key, value = (each.to(torch.get_autocast_dtype(device)) for each in (query, key, value))
@@ -141,63 +138,41 @@ class _Attention(torch.autograd.Function):
     """Attention whose backward pass gathers keys and values, and computes blocks of queries, once more."""
 
     @staticmethod
-    def forward(
-        ctx: Any, compute: Compute, part: Part, seed: int | None, query: Tensor, key: Tensor, value: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, compute: Any, part: Part, seed: int | None, *given: Tensor) -> Tensor:
         ctx.compute, ctx.part, ctx.seed = compute, part, seed
-        ctx.save_for_backward(query, key, value)
-        keys, values = part.gathered(key), part.gathered(value)
-        with _seeded(seed, query.device):
-            return torch.cat([
-                compute(query[:, :, own], keys[:, :, :end], values[:, :, :end], attention_mask=mask)[0]
-                for own, end, mask in part.blocks()
-            ], dim=1)  # fmt: skip
+        ctx.save_for_backward(*given)
+        query, keys, values = given[0], *(gathered(each, part.mesh, 2) for each in given[1:])
+        return torch.cat([
+            compute(query[:, :, own], keys[:, :, :end], values[:, :, :end], attention_mask=mask)[0]
+            for own, end, mask in part.blocks(seed)
+        ], dim=1)  # fmt: skip
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        part, (query, key, value) = ctx.part, ctx.saved_tensors
-        both = [part.gathered(each) for each in (key, value)]
-        sums = [torch.zeros_like(each) for each in both]
-        of_query = torch.empty_like(query)
-        with _seeded(ctx.seed, query.device):
-            for own, end, mask in part.blocks():
-                seen = (query[:, :, own], *(each[:, :, :end] for each in both))
-                given = [each.detach().requires_grad_() for each in seen]
-                with torch.enable_grad():
-                    found = ctx.compute(*given, attention_mask=mask)[0]
-                of_query[:, :, own], *others = torch.autograd.grad(found, given, gradients[0][:, own])
-                for total, one in zip(sums, others, strict=True):
-                    total[:, :, :end] += one
-        return None, None, None, of_query, *map(part.scattered, sums)
-
-
-@contextmanager
-def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Draws random numbers from a seed inside, and none of those outside; without a seed, does nothing."""
-    if seed is None:
-        yield
-        return
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type=device.type):
-        torch.manual_seed(seed)
-        yield
+        part, (query, *others) = ctx.part, ctx.saved_tensors
+        both = [gathered(each, part.mesh, 2) for each in others]
+        of_query, sums = torch.empty_like(query), [torch.zeros_like(each) for each in both]
+        for own, end, mask in part.blocks(ctx.seed):
+            seen = (query[:, :, own], *(each[:, :, :end] for each in both))
+            given = [each.detach().requires_grad_() for each in seen]
+            with torch.enable_grad():
+                found = ctx.compute(*given, attention_mask=mask)[0]
+            of_query[:, :, own], *of_seen = torch.autograd.grad(found, given, gradients[0][:, own])
+            for total, one in zip(sums, of_seen, strict=True):
+                total[:, :, :end] += one
+        complete = (DTensor.from_local(each, part.mesh, [Partial()], run_check=False) for each in sums)
+        return None, None, None, of_query, *(each.redistribute(placements=[Shard(2)]).to_local() for each in complete)
 
 
 class Context:
-    """Makes a model compute this process's part of the positions inside `splitting`.
-
-    Args:
-        model: one of `MODELS`; hooks and the attention are installed on it.
-        mesh: the context group.
-    """
+    """Makes a model, of one of the types in `MODELS`, compute the positions of this process inside `splitting`."""
 
     def __init__(self, model: PreTrainedModel, mesh: DeviceMesh) -> None:
         from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
         self.mesh, self.rank, self.size = mesh, mesh.get_local_rank(), mesh.size()
         self.wire = Wire(mesh.get_group())
-        self._splits = self._gathers = False
-        self._end = 0  # number of positions of the current pass
+        self._splits, self._gathers, self._end = False, False, 0  # the number of positions of the current pass
         AttentionInterface.register(NAME, attend)
         AttentionMaskInterface.register(NAME, split_mask)
         *_, base = (module for module in model.modules() if isinstance(module, PreTrainedModel))
@@ -224,7 +199,7 @@ class Context:
         ignored = math.nan if labels.is_floating_point() else IGNORE_INDEX
         if not by_token:
             return batch if self.rank == 0 else {**batch, "labels": torch.full_like(labels, ignored)}
-        length = self._length(labels)
+        length = -(-labels.shape[1] // self.size)
         labels = pad(labels, (0, length * self.size - labels.shape[1]), value=ignored)
         labels = labels[:, self.rank * length : (self.rank + 1) * length].contiguous()
         found: Batch = {**batch, "labels": labels}
@@ -232,36 +207,24 @@ class Context:
             found["labelled"] = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(-1)
         return found
 
-    def _length(self, values: Tensor) -> int:
-        return -(-values.shape[1] // self.size)
-
     def _enter(self, base: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if not self._splits:
             return None
         given = {**dict(zip(self._names, arguments, strict=False)), **keywords}
-        values = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
-        shape, length = values.shape[:2], self._length(values)
-        start, device = self.rank * length, values.device
+        ids, table = given["input_ids"], self._table
+        self._end, length = ids.shape[1], -(-ids.shape[1] // self.size)
+        start = self.rank * length
         # Padding repeats the last position: there may be no number for one behind it.
-        own = torch.arange(start, start + length, device=device).clamp(max=shape[1] - 1)
+        own = torch.arange(start, start + length, device=ids.device).clamp(max=self._end - 1)
         if given.get("position_ids") is None:
-            given["position_ids"] = self._positions(values)
-        for name in BY_POSITION:
-            if given.get(name) is not None:
-                given[name] = given[name].index_select(1, own)
-        mask = given.get("attention_mask")
-        mask = torch.ones(shape, dtype=torch.int64, device=device) if mask is None else mask
-        given["attention_mask"] = pad(mask, (0, length * self.size - shape[1]))
+            counted = torch.arange(self._end, device=ids.device).expand(len(ids), -1)
+            found = counted if table is None else table.create_position_ids_from_input_ids(ids, table.padding_idx)
+            given["position_ids"] = found
+        given |= {name: given[name].index_select(1, own) for name in BY_POSITION if given.get(name) is not None}
+        mask = torch.ones_like(ids) if given.get("attention_mask") is None else given["attention_mask"]
+        given["attention_mask"] = pad(mask, (0, length * self.size - self._end))
         _PASS.set(Part(self.mesh, start, length))
-        self._end = shape[1]
         return (), given
-
-    def _positions(self, values: Tensor) -> Tensor:
-        """Returns the numbers of all positions, as the model would find them."""
-        if self._table is not None and not values.is_floating_point():
-            found: Tensor = self._table.create_position_ids_from_input_ids(values, self._table.padding_idx)
-            return found
-        return torch.arange(values.shape[1], device=values.device).expand(len(values), -1)
 
     def _leave(self, base: nn.Module, arguments: Any, output: Any) -> Any:
         _PASS.set(None)
@@ -271,10 +234,7 @@ class Context:
 
     def _whole(self, states: Tensor) -> Tensor:
         """Returns the states `[B, T, size]` of all processes' `[B, T / n, size]`, whose gradients are added up."""
-        if not self._gathers:
-            return states
-        split = DTensor.from_local(states.contiguous(), self.mesh, [Shard(1)], run_check=False)
-        return split.full_tensor(grad_placements=[Partial()])[:, : self._end]
+        return gathered(states, self.mesh, 1)[:, : self._end] if self._gathers else states
 
     def sum(self, loss: Tensor, model: nn.Module) -> None:
         """Adds up a loss and a model's gradients over the group, in place."""

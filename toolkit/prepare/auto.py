@@ -68,8 +68,7 @@ def own_bytes(run: Run) -> tuple[int, int]:
     if run.cfg.checkpoint.format == "sharded":
         copy = held // (mesh.replicas * mesh.context)
     else:
-        is_first = mesh.data_rank // mesh.fsdp == mesh.context_rank == 0  # of several that hold the same
-        copy = held if is_first else 0
+        copy = held if mesh.data_rank // mesh.fsdp == mesh.context_rank == 0 else 0  # the first that holds it
     on_cpu = run.accelerator.device.type == "cpu"
     return copy, sum(map(local_bytes, trained)) + state if on_cpu else 0
 

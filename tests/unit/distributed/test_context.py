@@ -15,7 +15,7 @@ from toolkit.recipe import load_settings, load_task_type
     ("name", "setting", "why"),
     [
         ("translation", "engine=loop", "is not supported for t5, only for bert, "),
-        ("embeddings", "engine=loop", "the loss compares all rows of a window, of which each process has a part"),
+        ("embeddings", "engine=loop", "the loss compares whole rows of a window; set parallel.fsdp"),
         ("reviews", "model.attn_implementation=eager", "set model.attn_implementation to sdpa"),
         (
             "language_modeling",

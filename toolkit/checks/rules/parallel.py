@@ -251,7 +251,6 @@ STRATEGY_RULES = (
 
 
 _TORCH = "set parallel.backend to torch"
-_SIZES = ("fsdp", "context", "tensor", "pipeline")
 
 
 def _not_with_deepspeed(
@@ -273,7 +272,7 @@ DEEPSPEED_RULES = (
     _not_with_deepspeed(lambda c: c.parallel.zero_stage is None, ("parallel.backend", "parallel.zero_stage"),
                           "DeepSpeed is used for ZeRO only",
                           "set parallel.zero_stage to 1, 2 or 3, or remove parallel.backend"),
-    _not_with_deepspeed(lambda c: max(getattr(c.parallel, name) for name in _SIZES) > 1,
+    _not_with_deepspeed(lambda c: c.parallel.fsdp * c.parallel.context * c.parallel.tensor * c.parallel.pipeline > 1,
                           ("parallel",), "DeepSpeed's ZeRO splits over all processes",
                           f"remove the other sizes in parallel, or {_TORCH}"),
     _not_with_deepspeed(lambda c: c.parallel.replicas not in (None, 1) and c.parallel.zero_stage in (2, 3),
