@@ -2,9 +2,9 @@
 
 python docs/render_strategies.py
 
-The bytes are those of benchmarks/results/sharding.json (bench_sharding.py). The figures in docs/strategies.json are
-measured by the slow tests of tests/contracts/test_split_models.py, which write them if WRITE_FIGURES is set. Why the
-others are refused is asked of the toolkit.
+The bytes are those of benchmarks/results/sharding.json and context.json (bench_sharding.py, bench_context.py). The
+figures in docs/strategies.json are measured by the slow tests of tests/contracts/test_split_models.py, which write them
+if WRITE_FIGURES is set. Why the others are refused is asked of the toolkit.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ PAGE, FIGURES, RECIPES = HERE / "parallel.md", HERE / "strategies.json", HERE.pa
 BEGIN, END = "<!-- strategies: written by docs/render_strategies.py -->\n", "\n<!-- end of strategies -->"
 BYTES = HERE.parent / "benchmarks/results/sharding.json"
 BYTES_BEGIN, BYTES_END = "<!-- bytes: written by docs/render_strategies.py -->\n", "\n<!-- end of bytes -->"
+LONG = HERE.parent / "benchmarks/results/context.json"
+LONG_BEGIN, LONG_END = "<!-- context: written by docs/render_strategies.py -->\n", "<!-- end of context -->"
 STRATEGIES = {
     "ddp": "data parallel",
     "zero1": "ZeRO-1",
@@ -31,6 +33,10 @@ STRATEGIES = {
     "tensor": "tensor",
     "replicas-tensor": "replicas, tensor",
     "fsdp-tensor": "FSDP2, tensor",
+    "context": "context",
+    "replicas-context": "replicas, context",
+    "fsdp-context": "FSDP2, context",
+    "context-tensor": "context, tensor",
     "pipeline": "pipeline",
     "replicas-pipeline": "replicas, pipeline",
     "tensor-pipeline": "tensor, pipeline",
@@ -103,7 +109,21 @@ def rendered() -> str:
     notes = "\n".join(f"{number}. {why}" for number, why in enumerate(reasons, start=1))
     before, rest = page.split(BEGIN)
     text = f"{table(['strategy', *(TASKS[name] for name in found['tasks'])], rows, marked_up=True)}\n\n{notes}"
-    return with_bytes(before + BEGIN + text + END + rest.split(END)[1])
+    return with_long_inputs(with_bytes(before + BEGIN + text + END + rest.split(END)[1]))
+
+
+def with_long_inputs(page: str) -> str:
+    """Returns the page with the table of bytes for a long text."""
+    cases = json.loads(LONG.read_text(encoding="utf-8"))["cases"]
+    first = {name.rpartition(", ")[1]: each["counted"] for name, each in reversed(cases.items())}
+    rows = [
+        [name, f"{each['counted']:.0f}", f"{each['counted'] / first[name.rpartition(', ')[1]]:.0%}",
+         f"{each['sent']:.0f}"]
+        for name, each in cases.items()
+    ]  # fmt: skip
+    before, rest = page.split(LONG_BEGIN)
+    titles = ["case", "counted peak, MiB", "of one process's", "sent in a step, MiB"]
+    return f"{before}{LONG_BEGIN}{table(titles, rows, marked_up=True)}\n{LONG_END}{rest.split(LONG_END)[1]}"
 
 
 def with_bytes(page: str) -> str:

@@ -24,6 +24,7 @@ SHARES = {
     "zero2": {"parameters": HALF, "gradients": HALF, "optimizer_state": HALF, "in_window": ALL},
     "fsdp": dict.fromkeys((*PARTS, "in_window"), HALF),
     "tensor": dict.fromkeys((*PARTS, "in_window"), ABOUT_HALF),
+    "context": dict.fromkeys((*PARTS, "in_window"), ALL),
     "pipeline": dict.fromkeys((*PARTS, "in_window"), ABOUT_HALF),
 }
 """The share of one process's bytes that each of two processes holds."""

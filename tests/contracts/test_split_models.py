@@ -20,8 +20,9 @@ SHARED = ("fsdp:reviews", "fsdp:translation", "fsdp:adafactor", "tensor:reviews"
 FIGURES = ROOT / "docs" / "strategies.json"
 WRITES_FIGURES = bool(os.environ.get("WRITE_FIGURES"))
 """Whether to train every cell of the table in the docs, and every further run. Otherwise, those of `COVER`."""
-KINDS = {"data": (), "tensor": ("parallel.tensor=2",), "pipeline": ("parallel.pipeline=2",)}
-"""Settings of strategies of each kind: those that split layers, those that put them in stages, all others."""
+KINDS = {"data": (), "tensor": ("parallel.tensor=2",), "pipeline": ("parallel.pipeline=2",),
+         "context": ("parallel.context=2",)}  # fmt: skip
+"""Settings of strategies of each kind: those that split layers, positions, or put layers in stages; all others."""
 
 
 def train_all(folder: Path, processes: int) -> None:

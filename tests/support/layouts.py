@@ -17,6 +17,7 @@ LAYOUTS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "zero1": (2, 2, ("parallel.zero_stage=1",)),
     "fsdp2": (2, 2, ("parallel.fsdp=2",)),
     "tensor2": (2, 1, ("parallel.tensor=2",)),
+    "context2": (2, 1, ("parallel.context=2",)),
     "pipeline2": (2, 1, ("parallel.pipeline=2",)),
     "fsdp2-tensor2": (4, 2, ("parallel.fsdp=2", "parallel.tensor=2")),
 }

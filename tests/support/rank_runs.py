@@ -39,6 +39,7 @@ STRATEGIES = {
     "zero2": ("parallel.zero_stage=2",),
     "fsdp": ("parallel.fsdp=2",),
     "tensor": ("parallel.tensor=2",),
+    "context": ("parallel.context=2",),
     "pipeline": ("parallel.pipeline=2",),
 }
 DROPPED = 0.3

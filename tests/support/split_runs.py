@@ -75,6 +75,8 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "nested": ("language_modeling", *SGD, "train.activation_checkpointing=nested_segments"),
     "chunked": ("language_modeling", *SGD, "train.chunked_loss=true", "model.from_config.vocab_size=401"),
     "selective": ("language_modeling", *SGD, "train.activation_checkpointing=selective"),
+    "chunked": ("language_modeling", *SGD, "train.chunked_loss=true"),
+    "budget": ("language_modeling", *SGD, "train.max_tokens_per_batch=96"),
     "compressed": ("language_modeling", *SGD, "train.activation_compression=int8"),
     "mixed": ("reviews/smoke_image", *SGD, "task.image.mixup_alpha=0.4", "task.image.cutmix_alpha=1.0"),
     "masked_clips": ("reviews/smoke_audio", *SGD, "task.audio.time_masks=2", "task.audio.frequency_masks=2"),
@@ -90,6 +92,10 @@ STRATEGIES: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "tensor": (2, 1, ("parallel.tensor=2",)),
     "replicas-tensor": (4, 2, ("parallel.replicas=2", "parallel.tensor=2")),
     "fsdp-tensor": (4, 2, ("parallel.fsdp=2", "parallel.tensor=2")),
+    "context": (2, 1, ("parallel.context=2",)),
+    "replicas-context": (4, 2, ("parallel.replicas=2", "parallel.context=2")),
+    "fsdp-context": (4, 2, ("parallel.fsdp=2", "parallel.context=2")),
+    "context-tensor": (4, 1, ("parallel.context=2", "parallel.tensor=2")),
     "pipeline": (2, 1, ("parallel.pipeline=2",)),
     "replicas-pipeline": (4, 2, ("parallel.replicas=2", "parallel.pipeline=2")),
     "tensor-pipeline": (4, 1, ("parallel.tensor=2", "parallel.pipeline=2")),
@@ -102,6 +108,7 @@ STRATEGIES: dict[str, tuple[int, int, tuple[str, ...]]] = {
 ONLY = {
     "parallel.tensor=2": [task for task in TASKS if task != "image"],
     "parallel.sequence=true": [task for task in TASKS if task not in ("image", "speech")],
+    "parallel.context=2": ["reviews", "qa", "language_modeling", "masked"],
     "parallel.pipeline=2": ["reviews", "qa", "language_modeling", "masked", "vit"],
 }
 """Tasks whose architectures can be split so."""
@@ -120,6 +127,10 @@ ALSO = {
     "zero1-tensor": ["gpt2", "adafactor"],
     **{mesh: ["gpt2", "uneven", "adafactor", "nested", "chunked"] for mesh in ("hsdp", "fsdp-tensor")},
     "replicas-tensor": ["gpt2", "uneven", "adafactor"],
+    "context": [
+        *("gpt2", "uneven", "adafactor", "recompute", "selective", "lora", "ema", "tags", "chat", "few", "chunked"),
+        *("budget", "unfreeze"),
+    ],
 }
 """Further runs of strategies, with the loop."""
 OF_OPTIMIZERS = ("uneven", "adafactor", "muon", "lars", "unfreeze", "cycled")
@@ -137,6 +148,10 @@ COVER: dict[str, tuple[str, ...]] = {
     "tensor": (*CELLS["tensor"], "reviews:trainer", *ALSO["tensor"]),
     "replicas-tensor": ("uneven", "reviews:trainer"),
     "fsdp-tensor": ("gpt2", "translation:trainer", "nested", "chunked"),
+    "context": (*CELLS["context"], "reviews:trainer", "masked:trainer", *ALSO["context"]),
+    "replicas-context": ("qa", "language_modeling:trainer"),
+    "fsdp-context": ("masked", "reviews:trainer"),
+    "context-tensor": ("language_modeling", "qa:trainer"),
     "pipeline": ("reviews", "vit", "qa:trainer"),
     "replicas-pipeline": ("masked", "reviews:trainer"),
     "tensor-pipeline": ("language_modeling", "vit:trainer"),

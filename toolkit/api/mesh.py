@@ -8,26 +8,32 @@ from math import prod
 from toolkit.base.errors import ConfigError
 from toolkit.config.train import ParallelConfig
 
+SIZES = ("replicas", "fsdp", "context", "tensor", "pipeline")
+"""The dimensions, by their names in the settings."""
+
 
 @dataclass(frozen=True)
 class Mesh:
     """Sizes of the dimensions, and the position of this process in them.
 
     Rows are distributed over *data ranks*: replicas of the model, or shards of one (`fsdp`). Processes that differ only
-    in their tensor or pipeline rank hold parts of the same replica and read the same rows. Code that distributes rows,
-    counts items, seeds dropout, averages gradients or reports uses `data_rank` and `data_size`, never the rank.
+    in their context, tensor or pipeline rank hold parts of the same replica or of its inputs, and read the same rows.
+    Code that distributes rows, counts items, averages gradients or reports uses `data_rank` and `data_size`, never the
+    rank; code that seeds dropout uses `random_key`.
 
     Args:
         replicas: number of copies of the model.
         fsdp: number of processes that share the parameters of each copy.
+        context: number of processes that share the positions of each sequence.
         tensor: number of processes that share each layer.
         pipeline: number of stages that share the layers.
         expert: number of neighbouring data ranks that share the experts of each layer; no factor of the processes.
-        rank: rank of this process among all; tensor ranks are adjacent, pipeline stages are furthest apart.
+        rank: rank of this process among all; tensor, then context ranks are adjacent, pipeline stages furthest apart.
     """
 
     replicas: int = 1
     fsdp: int = 1
+    context: int = 1
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
@@ -39,17 +45,17 @@ class Mesh:
     @property
     def size(self) -> int:
         """Number of processes."""
-        return self.data_size * self.tensor * self.pipeline
+        return self.data_size * self.context * self.tensor * self.pipeline
 
     @property
     def is_split(self) -> bool:
-        """Whether each copy of the model is split over several processes."""
-        return self.fsdp * self.tensor * self.pipeline * self.expert > 1
+        """Whether several processes share a copy of the model, or its inputs."""
+        return self.fsdp * self.context * self.tensor * self.pipeline * self.expert > 1
 
     @property
     def sizes(self) -> dict[str, int]:
         """The size of each dimension, by its name in the settings."""
-        return {name: getattr(self, name) for name in ("replicas", "fsdp", "tensor", "pipeline", "expert")}
+        return {name: getattr(self, name) for name in (*SIZES, "expert")}
 
     @property
     def data_size(self) -> int:
@@ -59,7 +65,17 @@ class Mesh:
     @property
     def data_rank(self) -> int:
         """The data rank whose rows this process reads."""
-        return self.rank // self.tensor % self.data_size
+        return self.rank // (self.tensor * self.context) % self.data_size
+
+    @property
+    def context_rank(self) -> int:
+        """The part of each sequence's positions that this process computes."""
+        return self.rank // self.tensor % self.context
+
+    @property
+    def random_key(self) -> tuple[int, ...]:
+        """What the random numbers of dropout depend on, besides seed and step."""
+        return (self.data_rank, self.context_rank) if self.context_rank else (self.data_rank,)
 
     @property
     def tensor_rank(self) -> int:
@@ -69,12 +85,12 @@ class Mesh:
     @property
     def pipeline_rank(self) -> int:
         """The stage that this process holds."""
-        return self.rank // (self.tensor * self.data_size)
+        return self.rank // (self.tensor * self.context * self.data_size)
 
     @property
     def counts(self) -> bool:
         """Whether this process's items, losses and predictions count: one process of the last stage per data rank."""
-        return self.tensor_rank == 0 and self.pipeline_rank == self.pipeline - 1
+        return self.tensor_rank == self.context_rank == 0 and self.pipeline_rank == self.pipeline - 1
 
     def averaging_scale(self, items: float) -> float:
         """Returns the factor of summed losses for gradients averaged over data ranks: number of data ranks / items."""
@@ -92,8 +108,7 @@ class Mesh:
         Raises:
             ConfigError: if the sizes do not fit the number of processes.
         """
-        sizes = {"replicas": parallel.replicas, "fsdp": parallel.fsdp, "tensor": parallel.tensor}
-        sizes["pipeline"] = parallel.pipeline
+        sizes: dict[str, int | None] = {name: getattr(parallel, name) for name in SIZES}
         left = processes // prod(size for size in sizes.values() if size is not None)
         if parallel.zero_stage in (2, 3) and parallel.fsdp == 1:
             sizes["fsdp"], sizes["replicas"] = max(1, left), parallel.replicas or 1

@@ -73,7 +73,8 @@ class Task(ABC):
     decoding: ClassVar[Sequence[str]] = ()
     """Names of the options that only concern answers; a finished run may be used with others."""
     predicts_tokens: ClassVar[bool] = False
-    """Whether the loss is that of `logits` `[B, T, classes]` and labels `[B, T]`, whose tokens can be measured."""
+    """Whether the loss is the sum of those of `logits` `[B, T, classes]` with labels `[B, T]`, so that tokens can be
+    measured, and processes can share them (`parallel.context`)."""
     scorable: ClassVar[bool] = False
     """Whether a record of a labelled row has an answer of its own, which `toolkit predict --score` writes."""
     answer_columns: Sequence[str] = ("prediction",)

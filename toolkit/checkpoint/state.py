@@ -71,6 +71,7 @@ OLDER: dict[str, Any] = {
     "task.truncation": "longest_first", "task.long_texts": "truncate", "task.doc_stride": None, "task.pooling": "mean",
     "task.ranking": False, "train.chunked_loss": False, "task.thinking": "keep",
     "model.peft.init_lora_weights": "default", "model.peft.trainable_token_indices": [],
+    "mesh.context": 1,
     "mesh.expert": 1,
 }  # fmt: skip
 """What runs of versions without a setting did."""
@@ -82,7 +83,7 @@ def layout(mesh: Mesh) -> dict[str, int]:
 
 
 def layout_of(saved: Mapping[str, Any]) -> Mesh:
-    """Returns how the processes of a saved run were arranged; runs of older versions were replicas."""
+    """Returns how the processes of a saved run were arranged; older versions had replicas."""
     if "mesh.replicas" not in saved:
         return Mesh(replicas=_count(saved, "num_processes"))
     return Mesh(**{name: _count(OLDER | dict(saved), f"mesh.{name}") for name in DIMENSIONS})

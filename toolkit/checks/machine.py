@@ -134,8 +134,8 @@ def placement(cfg: Config, mesh: Mesh, device: torch.device) -> str:
     sizes = ", ".join(f"{name} {size}" for name, size in mesh.sizes.items() if size > 1)
     stage = cfg.parallel.zero_stage or (3 if mesh.fsdp > 1 else 0)
     parts = ["optimizer state", "gradients", "weights"][:stage]
-    sizes_of = (("matrices", mesh.tensor), ("layers", mesh.pipeline), ("experts", mesh.expert))
-    parts += [name for name, size in sizes_of if size > 1]
+    sizes_of = ("positions", mesh.context), ("matrices", mesh.tensor), ("layers", mesh.pipeline)
+    parts += [name for name, size in (*sizes_of, ("experts", mesh.expert)) if size > 1]
     shared = f"; split over processes: {', '.join(parts)}" if parts and mesh.size > 1 else ""
     found = (
         f"Training in {where}{f' ({sizes})' if sizes else ''}, {cfg.train.rows_per_step(mesh.data_size)} rows per step"

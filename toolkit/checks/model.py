@@ -17,6 +17,7 @@ from toolkit.checks.check import Case
 from toolkit.config.paths import source_of
 from toolkit.config.problems import CannotCheck
 from toolkit.config.sections import ModelConfig
+from toolkit.distributed import context
 from toolkit.distributed.experts import expert_layers
 from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS
@@ -143,6 +144,16 @@ def tensor_problems(case: Case) -> list[str]:
     if case.cfg.parallel.sequence:
         problems += sequence_problems(_config(case))
     return problems or _of_empty(case, lambda model: split_modules(model, size))
+
+
+def context_problems(case: Case) -> list[str]:
+    """Returns why the positions of the model's inputs cannot be split over `parallel.context` processes."""
+    cfg, size = case.cfg, case.cfg.parallel.context
+    if size == 1:
+        return []
+    if case.task.has("window_loss"):
+        return [f"parallel.context: received {size}, but the loss compares whole rows of a window; set parallel.fsdp"]
+    return context.context_problems(_config(case), size, cfg.model.attn_implementation)
 
 
 def pipeline_problems(case: Case) -> list[str]:

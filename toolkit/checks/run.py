@@ -137,6 +137,7 @@ CHECKS = (
     Check("model", "the patterns of model.freeze", (*_BUILT, "model.freeze", "model.unfreeze"), model.freeze_problems),
     Check("model", "whether model.peft fits the model", (*_BUILT, "model.peft", "seed"), model.adapter_fit_problems),
     Check("model", "parallel.tensor", (*_BUILT, "parallel.tensor", "parallel.sequence"), model.tensor_problems),
+    Check("model", "parallel.context", (*_BUILT, "parallel.context"), model.context_problems),
     Check("model", "parallel.pipeline", (*_MODEL, "parallel.pipeline", "parallel.schedule"), model.pipeline_problems),
     Check("model", "parallel.expert", (*_BUILT, "parallel.expert"), model.expert_problems),
     Check("model", "the loss of a mixture's routers", (*_MODEL, "train.torch_compile", "model.peft", "task"),

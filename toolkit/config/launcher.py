@@ -116,7 +116,7 @@ def divide_window(config: Config, settings: Settings, environ: Mapping[str, str]
 
 def data_ranks(parallel: ParallelConfig, processes: int) -> int:
     """Returns the number of processes, or groups of them, that read different rows."""
-    return max(1, processes // (parallel.tensor * parallel.pipeline))
+    return max(1, processes // (parallel.context * parallel.tensor * parallel.pipeline))
 
 
 def with_processes(config: Config, processes: int) -> Config:
@@ -142,7 +142,8 @@ def _translate_fsdp(settings: Settings, environ: Mapping[str, str]) -> None:
         text = f"received 1, but the launcher asks for FSDP ({USE_FSDP}); remove one of the two"
         settings.report(("parallel", name), text)
     if parallel.get("fsdp") is None and parallel.get("zero_stage") is None:
-        others = [size for size in map(parallel.get, ("replicas", "tensor")) if isinstance(size, int) and size > 0]
+        sizes = map(parallel.get, ("replicas", "context", "tensor"))
+        others = [size for size in sizes if isinstance(size, int) and size > 0]
         processes = int(environ.get("WORLD_SIZE", "1")) // prod(others)
         settings.set(key, max(1, processes), Source("launcher", f"launcher {USE_FSDP}=true"))
     for field, (variable, default) in FSDP.items():

@@ -233,6 +233,10 @@ class ParallelConfig:
     sequence: bool = False
     """Splits hidden states between split layers by tokens (sequence parallel), so that norms, dropout and residuals
     are not repeated on each process of `tensor`. Activations take less memory."""
+    context: Positive = 1
+    """Number of processes that split the positions of each sequence (context parallel). They read the same rows, and
+    each holds the activations of its positions. Attention gathers keys and values of all positions, layer by layer.
+    Evaluation and generation run whole sequences."""
     pipeline: Positive = 1
     """Number of processes that split the layers into stages (pipeline parallel). They read the same rows; the
     micro-batches of a window (`train.gradient_accumulation_steps`) pass through the stages one after another."""
@@ -267,5 +271,5 @@ class ParallelConfig:
 
     @property
     def splits(self) -> bool:
-        """Whether the model is split over processes."""
-        return self.shards or self.tensor > 1 or self.pipeline > 1 or self.expert > 1
+        """Whether processes share a model, or its inputs."""
+        return self.shards or max(self.context, self.tensor, self.pipeline, self.expert) > 1

@@ -193,8 +193,8 @@ class Session(Training):
     def begin_window(self, window: Sequence[Batch]) -> float:
         """Starts a step on every rank: joins the others, counts items, returns the factor for this rank's losses."""
         run = self.run
-        # Dropout depends only on (seed, step, data rank), so exact resume needs no stored random state.
-        seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
+        # Dropout depends only on (seed, step, data rank, context rank), so exact resume needs no stored random state.
+        seed_all(run.cfg.seed, self.state.step, *run.mesh.random_key)
         self._own_items = sum(float(run.task.count_items(batch)) for batch in window)
         (items,) = data_sum(run.accelerator, run.mesh, self._own_items)
         own = *self.stopper.received(), float(self.updates.lost is not None), *self.checkpointer.flags()

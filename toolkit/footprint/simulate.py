@@ -22,6 +22,7 @@ from toolkit.base.errors import ToolkitError
 from toolkit.base.package import replaced
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.data.batching.budget import num_micro_batches
+from toolkit.distributed import context
 from toolkit.footprint.cuts import Cuts
 from toolkit.footprint.ledger import Ledger, UnknownValue, as_fake, movable_fakes, without_memory
 from toolkit.models import chunked
@@ -290,7 +291,7 @@ def _footprint(counts: dict[str, Any]) -> Footprint:
 def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
     """Builds the model like the run does, with adapters, frozen weights and activation checkpointing."""
     cfg, config = subject.cfg, copy.deepcopy(subject.config)
-    if config._attn_implementation in NAMES:  # of the run's model
+    if config._attn_implementation in (*NAMES, context.NAME):  # of the run's model
         config._attn_implementation = "sdpa"
     for name in LAYERDROP:  # simulates the maximum, in which no layer is skipped
         if getattr(config, name, None):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, Literal
@@ -158,8 +159,8 @@ def scale_of(request: Request, processes: Sequence[int], mode: Mode, rounds: int
     """Checks the run on every number of processes, and lists all problems."""
     settings = FEW_STEPS | unfrozen_at_once(request.cfg) | {"train.max_steps": steps}
     cfg = request.load(written(settings))
-    split = {f"parallel.{name}": str(getattr(cfg.parallel, name)) for name in ("tensor", "pipeline")}
-    least = cfg.parallel.tensor * cfg.parallel.pipeline
+    split = {f"parallel.{name}": str(getattr(cfg.parallel, name)) for name in ("context", "tensor", "pipeline")}
+    least = prod(map(int, split.values()))
     rows = step_rows(cfg, least)  # those of a single group of processes
     requests, problems = dict[int, Request](), list[str]()
     for number in processes:

@@ -66,9 +66,10 @@ def own_bytes(run: Run) -> tuple[int, int]:
     state = round(own * PRESETS[run.cfg.train.optim].state_bytes)
     held = sum(map(local_bytes, [*parameters, *run.model.buffers()])) + state
     if run.cfg.checkpoint.format == "sharded":
-        copy = held // (mesh.data_size // max(mesh.fsdp, mesh.expert))
+        copy = held // (mesh.data_size // max(mesh.fsdp, mesh.expert) * mesh.context)
     else:
-        copy = held if mesh.data_rank < max(mesh.fsdp, mesh.expert) else 0  # the first of several that hold it
+        first = mesh.data_rank < max(mesh.fsdp, mesh.expert) and mesh.context_rank == 0
+        copy = held if first else 0  # the first of several that hold it
     on_cpu = run.accelerator.device.type == "cpu"
     return copy, sum(map(local_bytes, trained)) + state if on_cpu else 0
 

@@ -7,9 +7,10 @@ from dataclasses import asdict
 
 import pytest
 
+from toolkit.api.mesh import Mesh
 from toolkit.api.state import TrainState
 from toolkit.base.errors import CheckpointError
-from toolkit.checkpoint.state import SavedState, layout_of
+from toolkit.checkpoint.state import SavedState, layout, layout_of
 
 
 def test_the_names_in_the_file_stay_and_what_is_not_there_is_left_out() -> None:
@@ -59,3 +60,9 @@ def test_values_that_the_toolkit_does_not_write_are_rejected(content, named):
 def test_an_identity_without_processes_is_rejected(count):
     with pytest.raises(CheckpointError, match="no usable num_processes"):
         layout_of({"num_processes": count})
+
+
+def test_a_run_of_a_version_without_context_split_no_positions():
+    saved = layout(Mesh(replicas=2, tensor=3))
+    del saved["mesh.context"]
+    assert layout_of(saved) == Mesh(replicas=2, tensor=3)

@@ -135,6 +135,7 @@ def test_a_file_for_gpus_does_not_train_on_the_cpu(tmp_path):
         ({"zero_stage": 1}, 2, "; split over processes: optimizer state."),
         ({"zero_stage": 2}, 2, "; split over processes: optimizer state, gradients."),
         ({"zero_stage": 3}, 2, "; split over processes: optimizer state, gradients, weights."),
+        ({"context": 2}, 2, "(context 2), 16 rows per step; split over processes: positions."),
         ({"tensor": 2}, 2, "(tensor 2), 16 rows per step; split over processes: matrices."),
         (
             {"pipeline": 2, "tensor": 2},

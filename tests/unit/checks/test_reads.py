@@ -31,6 +31,7 @@ SUBJECTS = {
     "reviews/smoke_image": ("train.max_tokens_per_batch=9", "eval.max_tokens_per_batch=9"),
     "qa/smoke": (),
     "translation/smoke": ("data.media_cache=2GiB", "train.snapshot_ensemble=true", "parallel.pipeline=2"),
+    "language_modeling/smoke context": ("parallel.context=2",),
     "language_modeling/smoke": ("parallel.pipeline=2", "parallel.schedule=gpipe"),
 }  # fmt: skip
 

@@ -10,7 +10,10 @@ from toolkit.config.train import ParallelConfig
 from toolkit.optim.presets import PRESETS
 
 _UNSPLIT = "remove the settings of parallel"
-_SPLITS = ("parallel.expert", "parallel.fsdp", "parallel.pipeline", "parallel.tensor", "parallel.zero_stage")
+_SPLITS = (
+    *("parallel.context", "parallel.expert", "parallel.fsdp", "parallel.pipeline", "parallel.tensor"),
+    "parallel.zero_stage",
+)
 
 
 def _not_when_split(when: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
@@ -83,12 +86,29 @@ PIPELINE_RULES = (
          "set model.peft.method to lora, or remove parallel.pipeline"),
 )  # fmt: skip
 
+CONTEXT_RULES = (
+    Rule(lambda c: c.parallel.context > 1 and c.parallel.pipeline > 1, ("parallel.context", "parallel.pipeline"),
+         "the stages of a pipeline call the layers of the model, and positions are split before the first one",
+         "set parallel.tensor instead of parallel.pipeline, or remove parallel.context"),
+    Rule(lambda c: c.parallel.context > 1 and c.model.peft.method == "prompt_tuning",
+         ("parallel.context", "model.peft.method"), "virtual tokens would move the positions of the labels",
+         "set model.peft.method to lora, or remove parallel.context"),
+    Rule(lambda c: c.parallel.context > 1 and c.engine == "trainer"
+         and c.trainer.args.get("neftune_noise_alpha") is not None,
+         ("parallel.context", "trainer.args"), "the noise of neftune_noise_alpha depends on the length of a sequence, "
+         "of which a process sees a part", "remove parallel.context, or neftune_noise_alpha from trainer.args",
+         with_=("engine",)),
+)  # fmt: skip
+
 PARALLEL_RULES = (
     *PIPELINE_RULES,
     only_if("parallel.sequence", ParallelConfig().sequence, "parallel.tensor", lambda size: size > 1,
             "tokens are split between layers that are split", "set parallel.tensor"),
     Rule(lambda c: c.parallel.sequence and c.parallel.pipeline > 1, ("parallel.sequence", "parallel.pipeline"),
          "stages exchange complete hidden states", "remove parallel.sequence or parallel.pipeline"),
+    Rule(lambda c: c.parallel.sequence and c.parallel.context > 1, ("parallel.sequence", "parallel.context"),
+         "context splits the same tokens already", "remove parallel.sequence"),
+    *CONTEXT_RULES,
     _sharded_only("reshard_after_forward"),
     _sharded_only("gradient_sync"),
     _sharded_only("offload"),
@@ -143,11 +163,11 @@ PARALLEL_RULES = (
          "this optimizer counts its steps for all parameters together, and split ones are updated separately",
          "set parallel.fsdp instead of parallel.tensor and parallel.expert, or train.optim to another optimizer",
          with_=("parallel.tensor", "parallel.expert")),
-    Rule(lambda c: c.parallel.expert > 1 and c.parallel.tensor * c.parallel.pipeline > 1,
+    Rule(lambda c: c.parallel.expert > 1 and max(c.parallel.context, c.parallel.tensor, c.parallel.pipeline) > 1,
          ("parallel",),
          "experts are exchanged between processes that read different rows, and no plan or stage has them",
-         "remove parallel.tensor and parallel.pipeline, or set parallel.fsdp beside parallel.expert",
-         with_=("parallel.tensor", "parallel.pipeline", "parallel.expert")),
+         "remove the other sizes, or set parallel.fsdp beside parallel.expert",
+         with_=("parallel.context", "parallel.tensor", "parallel.pipeline", "parallel.expert")),
     Rule(lambda c: c.parallel.expert > 1 and c.parallel.offload, ("parallel.expert", "parallel.offload"),
          "FSDP2 does not hold the experts, which would stay on the device", "remove parallel.offload"),
     Rule(lambda c: c.parallel.tensor > 1 and c.model.peft.method != "none", ("parallel.tensor", "model.peft.method"),
@@ -293,10 +313,10 @@ DEEPSPEED_RULES = (
     _not_with_deepspeed(lambda c: c.parallel.zero_stage is None, ("parallel.backend", "parallel.zero_stage"),
                           "DeepSpeed is used for ZeRO only",
                           "set parallel.zero_stage to 1, 2 or 3, or remove parallel.backend"),
-    _not_with_deepspeed(lambda c: max(c.parallel.tensor, c.parallel.pipeline, c.parallel.fsdp, c.parallel.expert) > 1,
+    _not_with_deepspeed(lambda c: max(c.parallel.fsdp, c.parallel.context, c.parallel.tensor, c.parallel.pipeline,
+                                        c.parallel.expert) > 1,
                           ("parallel",), "DeepSpeed's ZeRO splits over all processes",
-                          "remove parallel.fsdp, parallel.tensor, parallel.pipeline and parallel.expert, or "
-                          f"{_TORCH}"),
+                          f"remove the other sizes in parallel, or {_TORCH}"),
     _not_with_deepspeed(lambda c: c.parallel.replicas not in (None, 1) and c.parallel.zero_stage in (2, 3),
                           ("parallel",), "DeepSpeed's ZeRO splits over all processes, so there are no replicas",
                           f"remove parallel.replicas, or {_TORCH}"),

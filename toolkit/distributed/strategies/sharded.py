@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
 from toolkit.base.shards import local
+from toolkit.distributed.context import Context
 from toolkit.distributed.exchange import Wire, average_gradients, counted
 from toolkit.distributed.experts import split_experts
 from toolkit.distributed.placement import Delivery, Skeleton, generating_together, trained_buffers
@@ -42,6 +43,7 @@ class Sharded(Split):
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)
         self.wire_to_all = Wire()
+        self.context: Context | None = None
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Splits the model: layers over `tensor` or experts over `expert`, then other parameters over `fsdp`."""
@@ -59,15 +61,22 @@ class Sharded(Split):
             self.shard(model, deliver)
         else:
             deliver(model.modules())
+        if self.mesh.context > 1:
+            self.context = Context(model, self.devices["context"])
         self.own = self.model = model
         return model
 
     @counted
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""
-        r = self.replica
-        total = accumulate(self.accelerator, self.mesh, r.task, self.model, window, scale, r.beat, self._exchange)
+        r, context = self.replica, self.context
+        if context is not None:
+            window = [context.own(batch, r.task.predicts_tokens) for batch in window]
+        with nullcontext() if context is None else context.splitting(r.task.predicts_tokens):
+            total = accumulate(self.accelerator, self.mesh, r.task, self.model, window, scale, r.beat, self._exchange)
         self.complete_tensor_gradients()
+        if context is not None:
+            context.sum(total, self.model)
         self.average_over_replicas()
         if self.experts:
             self._complete_expert_gradients()

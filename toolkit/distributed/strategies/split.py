@@ -145,7 +145,7 @@ def merged_scalars(own_of_all: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"optimizer": own_of_all[0]["optimizer"], "groups": groups, **merged}
 
 
-DIMENSIONS = ("pipeline", "replicas", "fsdp", "tensor")
+DIMENSIONS = ("pipeline", "replicas", "fsdp", "context", "tensor")
 """Names of the device mesh's dimensions, outermost first, as `toolkit.api.mesh.Mesh` numbers the ranks."""
 
 

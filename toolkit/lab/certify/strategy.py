@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from toolkit.api.mesh import SIZES
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.base.run_folder import RunFolder
@@ -31,7 +32,6 @@ from toolkit.tracking.jsonl import read_metrics
 PROMISE = "Processes that share a model train it like one process, and one process resumes their checkpoints."
 NOT_CERTIFIED = ("strategy", "auto_batch_size", "torch_compile", "snapshot_ensemble")
 """Settings in the section `train` that the runs of this certificate reset."""
-SIZES = ("replicas", "fsdp", "tensor", "pipeline")
 REFERENCE = "one-process"
 STEPS, SAVED = 3, 2
 """Steps of each run, and the step whose checkpoint is resumed on one process."""
@@ -96,7 +96,7 @@ def trainings(experiment: Experiment) -> list[Training]:
     made = [Training(REFERENCE, common, **options)]
     for text in experiment.strategies:
         settings, processes = parse(text), processes_of(parse(text))
-        split = processes // prod(int(settings.get(name, 1)) for name in ("tensor", "pipeline"))
+        split = processes // prod(int(settings.get(name, 1)) for name in ("context", "tensor", "pipeline"))
         shared = {f"parallel.{name}": value for name, value in settings.items()} | {
             "train.per_device_train_batch_size": 1,
             "train.gradient_accumulation_steps": WINDOW // split,

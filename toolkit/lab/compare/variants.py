@@ -21,6 +21,7 @@ from toolkit.lab.jobs.strategies import (
     DATA_PARALLEL,
     Technique,
     by_deepspeed,
+    of_long_inputs,
     plain_settings,
     techniques,
     window_settings,
@@ -217,7 +218,7 @@ def of_question(question: Question, cfg: Config, processes: int, steps: int | No
             part["train.max_steps"] = str(max(1, round(float(part[FRACTION]) * steps)))
         return [Variant(named(settings), settings) for settings in every]
     base = plain_settings(cfg)
-    found = [*techniques(processes), *by_deepspeed(processes), DATA_PARALLEL]
+    found = [*techniques(processes), of_long_inputs(processes), *by_deepspeed(processes), DATA_PARALLEL]
     return [Variant(each.name, {**base, **each.settings}, technique=each) for each in found]
 
 

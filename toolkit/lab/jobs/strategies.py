@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import prod
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.keys import to_yaml
@@ -33,7 +34,8 @@ class Technique:
     @property
     def data_ranks(self) -> int:
         """Number of processes, or groups of them, that read different rows."""
-        return self.processes // (self.stages * int(self.settings.get("parallel.tensor", 1)))
+        inside = (int(self.settings.get(f"parallel.{name}", 1)) for name in ("context", "tensor"))
+        return self.processes // (self.stages * prod(inside))
 
 
 def techniques(processes: int) -> list[Technique]:
@@ -70,6 +72,12 @@ def by_deepspeed(processes: int) -> list[Technique]:
     when = "as the same stage above, and you know DeepSpeed"
     return [Technique(f"ZeRO-{stage}, DeepSpeed", processes, each, "medium; another library", when)
             for stage, each in settings.items()]  # fmt: skip
+
+
+def of_long_inputs(processes: int) -> Technique:
+    """Returns context parallelism, which splits activations, and no weights."""
+    when = "the activations of long texts do not fit"
+    return Technique("context", processes, {"parallel.context": str(processes)}, "medium; per architecture", when)
 
 
 OFFLOADED = "FSDP2, offload"

@@ -167,7 +167,7 @@ def _activations(f: Footprint, mesh: Mesh, schedule: str, window: int) -> float:
     complete = min(f.crossing, f.activations)
     kept = complete + (f.activations - complete) / mesh.tensor
     if mesh.pipeline == 1:
-        return kept
+        return kept / mesh.context
     chunks = _chunks(schedule, mesh)
     return kept * _under_way(schedule, mesh.pipeline, chunks, window) / (mesh.pipeline * chunks)
 
@@ -219,7 +219,7 @@ def _synced(cfg: Config) -> bool:
 def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> dict[str, float]:
     """Returns the bytes that a process sends per step for each dimension of the mesh, on average over processes."""
     parallel, train, window = cfg.parallel, cfg.train, num_micro_batches(cfg.train, f.rows)
-    away, all_reduced = share_sent(mesh.fsdp), 2 * share_sent(mesh.replicas)
+    away, all_reduced = share_sent(mesh.fsdp), 2 * (share_sent(mesh.replicas) + share_sent(mesh.context))
     if not mesh.is_split:
         if train.strategy == "local_sgd":
             moments = f.optimizer_state if train.local_sgd_average_moments else 0

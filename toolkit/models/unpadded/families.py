@@ -133,6 +133,8 @@ _PADDED = tuple(
          "the stages of a pipeline exchange batches of one shape"),
         (lambda c: c.parallel.sequence, "parallel.sequence",
          "layers would find the tokens of some processes only"),
+        (lambda c: c.parallel.context > 1, "parallel.context",
+         "the processes of a group compute equally many positions of each row"),
         (lambda c: c.parallel.backend == "deepspeed", "parallel.backend",
          "this has not been compared under DeepSpeed"),
     )
@@ -144,7 +146,7 @@ def _if_asked_for(rule: Rule, value: bool | str = True) -> Rule:
     return replace(rule, when=lambda c: c.train.unpadded == value and rule.when(c))
 
 
-_UNSHARED = ("train.torch_compile", "parallel.pipeline", "parallel.sequence")
+_UNSHARED = ("train.torch_compile", "parallel.context", "parallel.pipeline", "parallel.sequence")
 RULES = (*map(_if_asked_for, _PADDED), *(_if_asked_for(rule, PACKED) for rule in _PADDED if rule.keys[1] in _UNSHARED))
 """Part of `toolkit.checks.rules.RULES`."""
 DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout", "dropout_rate")
