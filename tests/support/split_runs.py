@@ -75,7 +75,6 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "nested": ("language_modeling", *SGD, "train.activation_checkpointing=nested_segments"),
     "chunked": ("language_modeling", *SGD, "train.chunked_loss=true", "model.from_config.vocab_size=401"),
     "selective": ("language_modeling", *SGD, "train.activation_checkpointing=selective"),
-    "chunked": ("language_modeling", *SGD, "train.chunked_loss=true"),
     "budget": ("language_modeling", *SGD, "train.max_tokens_per_batch=96"),
     "compressed": ("language_modeling", *SGD, "train.activation_compression=int8"),
     "mixed": ("reviews/smoke_image", *SGD, "task.image.mixup_alpha=0.4", "task.image.cutmix_alpha=1.0"),

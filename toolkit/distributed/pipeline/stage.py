@@ -65,7 +65,7 @@ class Stage:
             parts.stack[index] = kept
             kept.forward = self._gate(index, kept.forward)
         # Inside the model's own hooks: FSDP2's must see the end of each pass.
-        model.forward = partial(self._until_cut, model.forward)  # type: ignore[method-assign]
+        model.forward = partial(self._until_cut, model.forward)
 
     @property
     def tied(self) -> list[nn.Parameter]:
