@@ -32,13 +32,10 @@ STRATEGIES = {
     "window": ("parallel.fsdp=2", "parallel.gradient_sync=window"),
     "recomputed": ("parallel.fsdp=2", "train.activation_checkpointing=full"),
     "segments": ("parallel.fsdp=2", "train.activation_checkpointing=segments"),
-    "compressed": ("parallel.fsdp=2", "train.activation_compression=bf16"),
     "nested": ("parallel.fsdp=2", "train.activation_checkpointing=nested_segments"),
     "chunked": ("parallel.fsdp=2", "train.chunked_loss=true"),
-    "zero2_chunked": ("parallel.zero_stage=2", "train.chunked_loss=true"),
     "tensor": ("parallel.tensor=2",),
     "tensor_chunked": ("parallel.tensor=2", "train.chunked_loss=true"),
-    "tensor_nested": ("parallel.tensor=2", "train.activation_checkpointing=nested_segments"),
     "hsdp_all": (
         "parallel.fsdp=2",
         "parallel.replicas=2",
