@@ -141,7 +141,7 @@ def _float32(value: Any) -> Any:
 
 
 @contextmanager
-def gathered(module: nn.Module, free: bool = True) -> Iterator[None]:
+def gathered(module: Any, free: bool = True) -> Iterator[None]:
     """Gathers the parameters that FSDP2 shards as those of a module; may free them at the end if they were not there.
 
     Every process of the mesh must enter it. Within a module's own passes FSDP2 does both itself.

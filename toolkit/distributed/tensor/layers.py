@@ -142,7 +142,7 @@ class Conv1DColumns(ParallelStyle):
         """Returns this process's outputs `[..., width]` of complete inputs `[..., width]`."""
         # Each process computes the part of the gradient that comes through its outputs.
         placed = isinstance(inputs, DTensor)
-        complete = inputs if placed else DTensor.from_local(inputs, mesh, [Replicate()], run_check=False)
+        complete: Any = inputs if placed else DTensor.from_local(inputs, mesh, [Replicate()], run_check=False)
         biases = module.bias.to_local(grad_placements=[Partial()]).view(self.parts, mesh.size(), -1)
         own = complete.to_local(grad_placements=[Partial()])
         return own @ module.weight.to_local() + biases[:, mesh.get_local_rank()].flatten()

@@ -67,7 +67,9 @@ class Tokens:
 def split_tokens(model: Any, mesh: DeviceMesh, found: Mapping[str, tuple[nn.Module, str]]) -> None:
     """Makes each stack of a model's layers compute on this process's tokens outside of what `split_modules` found."""
     layers, modules = {*layers_of(model)}, dict(model.base_model.named_modules())
-    readers = {}  # what begins with split layers: attention and MLP, or the layer where a block has several of them
+    readers: dict[
+        nn.Module, None
+    ] = {}  # what begins with split layers: attention and MLP, or the layer where a block has several of them
     for name, (module, style) in found.items():
         if style in (COLUMNS, FUSED_COLUMNS, GATHERED_COLUMNS):
             parent = modules[name.rpartition(".")[0]]
