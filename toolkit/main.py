@@ -188,7 +188,7 @@ def train(
         result = _run(cfg, task_type, file)
     gc.collect()
     give_back_freed()  # the model is free only now
-    numbers = {name: float(value) for name, value in result.figures.items() if value is not None}
+    numbers = {name: float(value) for name, value in result.figures.items() if isinstance(value, int | float)}
     return TrainResult(Path(cfg.output_dir), numbers, result.steps, result.best, result.best_step)
 
 

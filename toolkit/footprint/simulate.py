@@ -67,6 +67,7 @@ class Footprint:
     layer_parameters: int  # bytes of the largest layer, or of all weights without layers
     boundary: int  # bytes of the largest output of a layer, 0 if unknown
     crossing: int  # bytes of the outputs of all layers
+    keys_values: int = 0  # bytes of the keys and values of all layers, 0 if unknown
     # bytes by kind at the peak of each half of the two passes: until the middle layer's backward pass, and after it
     phases: Sequence[Mapping[str, int]] = ()
     largest: int = 0  # bytes of the largest weight, whose state ZeRO-1 does not divide
@@ -272,8 +273,14 @@ def _counts(subject: Subject) -> dict[str, Any]:
             "step_peak": step_peak, "trained": sum(p.numel() for p in parameters),
             "total": sum(p.numel() for p in model.parameters()), "rows": subject.rows, "layers": len(layers.modules),
             "layer_parameters": layers.parameters, "boundary": layers.boundary, "crossing": layers.crossing,
-            **cuts.figures,
+            "keys_values": round(2 * layers.crossing * _share_of_heads(subject.config)), **cuts.figures,
         }  # fmt: skip
+
+
+def _share_of_heads(config: PreTrainedConfig) -> float:
+    """Returns the number of heads of keys and values per head of queries, 0 if unknown."""
+    heads = getattr(config, "num_attention_heads", None)
+    return (getattr(config, "num_key_value_heads", None) or heads) / heads if isinstance(heads, int) else 0.0
 
 
 def _footprint(counts: dict[str, Any]) -> Footprint:

@@ -231,10 +231,11 @@ CONFLICTS = {
     "parallel.expert=2 train.optim=schedule_free_adamw": "parallel.expert (2), train.optim ('schedule_free_adamw')",
     "parallel.expert=2 parallel.tensor=2": "experts are exchanged between processes that read different rows",
     "parallel.expert=2 parallel.fsdp=2 parallel.offload=true": "would stay on the device; remove parallel.offload",
-    "parallel.expert=2 parallel.zero_stage=1": "stage 1 is for replicas",
+    "parallel.expert=2 parallel.zero_stage=1": "experts are exchanged between processes that read different rows",
+    "parallel.expert=2 parallel.context=2": "experts are exchanged between processes that read different rows",
+    "parallel.sequence=true parallel.tensor=2 parallel.context=2": "context splits the same tokens already; remove",
     "parallel.expert=2 train.strategy=local_sgd": "local SGD needs a complete model on each process",
     "parallel.expert=2 train.torch_compile=true": "the model is compiled before it is split",
-    "parallel.expert=2 train.mixed_precision=fp16": "are not synchronised over the parts of a model",
     "parallel.schedule=gpipe": "only a pipeline has a schedule; set parallel.pipeline, or remove parallel.schedule",
     "parallel.pipeline=2 parallel.schedule=zero_bubble train.gradient_accumulation_steps=2 "
     "train.activation_checkpointing=full": "would be kept from its backward pass until",

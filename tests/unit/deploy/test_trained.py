@@ -36,7 +36,8 @@ ROWS = [{"text": "A fine pair of boots."}, {"text": "It broke at once."}, {"text
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
-    return toolkit.train(RECIPE, CONFIG, [*FEW, f"output_dir={tmp_path_factory.mktemp('python') / 'run'}"])
+    output = f"output_dir={tmp_path_factory.mktemp('python') / 'run'}"
+    return toolkit.train(RECIPE, CONFIG, [*FEW, "tracking.count_memory=true", output])
 
 
 @pytest.fixture(scope="module")

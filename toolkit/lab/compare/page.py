@@ -245,8 +245,7 @@ def cost_blocks(found: Found) -> list[Block]:
 HELD = ("parameters", "gradients", "optimizer_state")
 """Parts of the memory that are estimated one by one."""
 BESIDE = (
-    "The process that holds the most, with the estimate of toolkit plan in parentheses. Estimates count tensors only; "
-    "those of the peak are shifted by the difference of the first variant, to include the memory of libraries. "
+    "The bytes of all tensors of the process that holds the most, with the estimate of toolkit plan in parentheses. "
     "Rows without a measurement need more processes, and are estimates for as many as they need."
 )
 
@@ -258,12 +257,9 @@ def is_of_strategies(found: Found) -> bool:
 
 def pairs(found: Found, variant: Found) -> list[tuple[float | None, float | None]]:
     """Returns measured and estimated bytes of the parts in `HELD`, the peak, and what is sent per step."""
-    estimate, ran, first = variant.get("estimate"), "ranks" in variant, found["variants"][0]
-    shift = 0.0  # from the estimated to the measured peak
-    if first.get("estimate") and "ranks" in first:
-        shift = float(_most(first, "train_peak")) - float(first["estimate"]["peak"])
+    estimate, ran = variant.get("estimate"), "ranks" in variant
     measured = [_most(variant, part) for part in (*HELD, "train_peak")] if ran else [None] * 4
-    guessed = [estimate[part] for part in HELD] + [estimate["peak"] + shift] if estimate else [None] * 4
+    guessed = [estimate[part] for part in (*HELD, "peak")] if estimate else [None] * 4
     sent = (variant["exchange"].get("bytes") if ran else None, estimate["sent"] if estimate else None)
     return [*zip(measured, guessed, strict=True), sent]
 

@@ -85,6 +85,7 @@ class Question:
     # on the configuration and the number of processes
     variants: Sequence[Settings] = ()
     processes: int = 1  # number of processes that it needs
+    counts_memory: bool = False  # whether the bytes of tensors are counted, and not those of the process
 
 
 def _each(key: str, *values: str) -> list[Settings]:
@@ -108,6 +109,7 @@ QUESTIONS: dict[str, Question] = {
             {"model.peft.method": "lora"},
             {_CHECKPOINTING: "full", "train.optim": "adafactor"},
         ],
+        counts_memory=True,
     ),
     "communication": Question(
         "two processes that exchange gradients in every step, or parameters periodically",
@@ -117,7 +119,7 @@ QUESTIONS: dict[str, Question] = {
         ],
         processes=2,
     ),
-    "strategies": Question("parallel strategies, each beside its estimate", processes=2),
+    "strategies": Question("parallel strategies, each beside its estimate", processes=2, counts_memory=True),
     "rows": Question("what more labelled rows are worth", _each(FRACTION, "1.0", "0.5", "0.25", "0.12")),
     "precision": Question("precision of the forward pass", _each("train.mixed_precision", "no", "bf16", "fp16")),
 }
@@ -212,12 +214,13 @@ def combine(switches: Sequence[Sequence[Settings]], mode: str) -> list[Variant]:
 
 def of_question(question: Question, cfg: Config, processes: int, steps: int | None = None) -> list[Variant]:
     """Returns the variants of a predefined comparison on a number of processes; `steps` replaces those configured."""
+    counted = {"tracking.count_memory": "true"} if question.counts_memory else {}
     if question.variants:
         steps, every = steps or cfg.train.max_steps, [dict(settings) for settings in question.variants]
         for part in (each for each in every if steps > 0 and FRACTION in each):  # as many epochs of fewer rows
             part["train.max_steps"] = str(max(1, round(float(part[FRACTION]) * steps)))
-        return [Variant(named(settings), settings) for settings in every]
-    base = plain_settings(cfg)
+        return [Variant(named(settings), settings | counted) for settings in every]
+    base = plain_settings(cfg) | counted
     found = [*techniques(processes), of_long_inputs(processes), *by_deepspeed(processes), DATA_PARALLEL]
     return [Variant(each.name, {**base, **each.settings}, technique=each) for each in found]
 

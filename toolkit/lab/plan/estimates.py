@@ -68,7 +68,9 @@ def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
     mesh, parallel, window = Mesh.of(cfg.parallel, processes), cfg.parallel, num_micro_batches(cfg.train, f.rows)
     replica = max(_stages(f, mesh, parallel.schedule)) / f.parameters  # share of the weights, gathered if they are
     own = (replica + (mesh.fsdp - 1) * f.single_rows / f.parameters) / mesh.fsdp
-    state = max(1 / processes, f.largest / f.parameters) if parallel.zero_stage == 1 else own
+    state = own
+    if parallel.zero_stage == 1:  # each matrix has one owner
+        state = min(own, max(own / mesh.replicas, f.largest / f.parameters / mesh.tensor))
     # Unless gradients of shards are exchanged in each micro-batch, they are complete until the window's end.
     accumulated = replica if window > 1 and not _synced(cfg) else own
     spared = f.activations - _activations(f, mesh, parallel.schedule, window)
@@ -106,9 +108,9 @@ def _seconds(f: Footprint, cfg: Config, mesh: Mesh, sent: dict[str, float], wait
     rate = MACHINE.flops_of_tf32 if train.tf32 else MACHINE.flops_of_float32
     if train.mixed_precision not in (None, "no"):
         rate = MACHINE.flops
-    computing = f.flops * window / (mesh.tensor * mesh.pipeline * rate * MACHINE.reached) / (1 - waiting)
+    computing = f.flops * window / (mesh.context * mesh.tensor * mesh.pipeline * rate * MACHINE.reached) / (1 - waiting)
     inner, taken = 1, {}
-    for name in ("tensor", "fsdp", "replicas", "pipeline"):
+    for name in ("tensor", "context", "fsdp", "replicas", "pipeline"):
         inner *= mesh.sizes[name]
         taken[name] = sent[name] / (MACHINE.inside if inner <= MACHINE.devices else MACHINE.outside)
     moved = own * (2 * window * f.parameters + window * f.gradients) if cfg.parallel.offload else 0.0
@@ -219,7 +221,7 @@ def _synced(cfg: Config) -> bool:
 def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> dict[str, float]:
     """Returns the bytes that a process sends per step for each dimension of the mesh, on average over processes."""
     parallel, train, window = cfg.parallel, cfg.train, num_micro_batches(cfg.train, f.rows)
-    away, all_reduced = share_sent(mesh.fsdp), 2 * (share_sent(mesh.replicas) + share_sent(mesh.context))
+    away, all_reduced = share_sent(mesh.fsdp), 2 * share_sent(mesh.replicas)
     if not mesh.is_split:
         if train.strategy == "local_sgd":
             moments = f.optimizer_state if train.local_sgd_average_moments else 0
@@ -238,15 +240,26 @@ def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> dict[str, float]:
     times, exchanges = times / 2 if _gathers_16_bits(cfg, mesh) else times, window if _synced(cfg) else 1
     again = 0 if keeps else gathered_again(train.activation_checkpointing, f.layers) * f.layer_parameters / f.parameters
     gathered = away * (times * weights * (1 + again / 2) + exchanges * gradients) * padded
-    sums = f.tensor_summed + (f.vocabulary_summed if _vocabulary(f, mesh) > 1 else 0)
-    summed = 2 * share_sent(mesh.tensor) * sums * window / mesh.pipeline
+    # Of tokens that are split, a layer gathers and scatters the hidden state twice each, and their gradients.
+    sums = (5.5 if f.recomputed else 4) * f.crossing if parallel.sequence else f.tensor_summed
+    sums += f.vocabulary_summed if _vocabulary(f, mesh) > 1 else 0
+    summed = 2 * share_sent(mesh.tensor) * sums * window / (mesh.context * mesh.pipeline)
     passed = 0.0
     if mesh.pipeline > 1:
         tied = (f.stage_front + sum(f.stage_layers) + f.stage_back - f.parameters) / _vocabulary(f, mesh)
         borders = mesh.pipeline * _chunks(parallel.schedule, mesh) - 1
         passed = 2 * (borders * f.boundary * window + tied) / mesh.pipeline
-    averaged = all_reduced * gradients / mesh.fsdp
-    return {"replicas": averaged, "fsdp": gathered, "tensor": summed, "pipeline": passed}
+    gradients /= mesh.fsdp
+    # Each layer's keys and values are gathered twice, and once more if it is recomputed; their gradients are scattered.
+    seen = (4 if f.recomputed else 3) * f.keys_values * window / (2 if train.mixed_precision == "bf16" else 1)
+    shared = share_sent(mesh.context) * (seen + 2 * gradients)
+    return {
+        "replicas": all_reduced * gradients,
+        "fsdp": gathered,
+        "context": shared,
+        "tensor": summed,
+        "pipeline": passed,
+    }
 
 
 @dataclass(frozen=True)

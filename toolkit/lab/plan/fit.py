@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
-from toolkit.api.mesh import Mesh
+from toolkit.api.mesh import SIZES, Mesh
 from toolkit.base.errors import ConfigError, ToolkitError
 from toolkit.checks.check import Case
-from toolkit.checks.model import pipeline_problems, tensor_problems
+from toolkit.checks.model import context_problems, pipeline_problems, tensor_problems
 from toolkit.config.sections import Config
 from toolkit.footprint.simulate import Footprint, Subject, simulate
 from toolkit.lab.jobs.strategies import Technique, offloaded, plain_settings, techniques, window_settings
@@ -224,7 +224,8 @@ class Planner:
         overrides = [f"{key}={value}" for key, value in settings.items()]
         cfg = self.load(overrides)
         case = Case(cfg, lambda _: self.subject.task)
-        for name, problems in (("tensor", tensor_problems), ("pipeline", pipeline_problems)):
+        checks = {"tensor": tensor_problems, "context": context_problems, "pipeline": pipeline_problems}
+        for name, problems in checks.items():
             of_size = name, getattr(cfg.parallel, name)
             if of_size not in self._problems:
                 self._problems[of_size] = problems(case)
@@ -252,10 +253,10 @@ def _splits(processes: int) -> Iterator[dict[str, str]]:
     yield {"parallel.zero_stage": "1"}
     yield {"parallel.zero_stage": "2"}
     divisors = [size for size in range(1, processes + 1) if processes % size == 0]
-    for sizes in product(divisors, repeat=3):
-        if processes % prod(sizes):
+    for sizes in product(divisors, repeat=4):
+        named = dict(zip(SIZES[1:], sizes, strict=True))
+        if processes % prod(sizes) or min(named["context"], named["pipeline"]) > 1:
             continue
-        named = dict(zip(("fsdp", "tensor", "pipeline"), sizes, strict=True))
         settings = {f"parallel.{name}": str(size) for name, size in named.items() if size > 1}
         if settings and prod(sizes) < processes:
             settings = {"parallel.replicas": str(processes // prod(sizes))} | settings
@@ -264,7 +265,14 @@ def _splits(processes: int) -> Iterator[dict[str, str]]:
             yield settings | {"parallel.offload": "true"}
 
 
-KINDS = {"": "DDP", "fsdp": "FSDP2 (ZeRO-3)", "fsdp replicas": "HSDP", "tensor": "tensor", "pipeline": "pipeline, 1F1B"}
+KINDS = {
+    "": "DDP",
+    "context": "context",
+    "fsdp": "FSDP2 (ZeRO-3)",
+    "fsdp replicas": "HSDP",
+    "tensor": "tensor",
+    "pipeline": "pipeline, 1F1B",
+}
 """Names of splits by their dimensions, as in `toolkit.lab.jobs.strategies.techniques`."""
 
 
