@@ -19,7 +19,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -146,11 +148,24 @@ def measured(cases: Mapping[str, list[str]], processes: int) -> dict[str, dict[s
         command = [*(launch if processes > 1 else launch[:1]), str(Path(__file__).resolve()), "--work", str(given)]
         subprocess.run(command, env=environment, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         for number, name in enumerate(cases):
+            if not (given.with_name(str(number)) / "run.json").is_file():
+                print("failed:", name, file=sys.stderr)
+                continue
             page = json.loads((given.with_name(str(number)) / "run.json").read_text(encoding="utf-8"))["result"]
             found[name] = {
                 "counted": max(page["counted_peak_bytes"]) / MIB, "sent": page.get("exchange_bytes", 0) / 2 / MIB,
             }  # fmt: skip
     return found
+
+
+@contextmanager
+def suppress_and_name(settings: list[str]) -> Iterator[None]:
+    """Names a case that fails, and goes on with the others."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{' '.join(settings)}: {error}", file=sys.stderr)
+        traceback.print_exc()
 
 
 def work(given: Path) -> None:
@@ -160,7 +175,8 @@ def work(given: Path) -> None:
     config = ROOT / "recipes/configs/language_modeling/smoke.yaml"
     for number, settings in enumerate(json.loads(given.read_text(encoding="utf-8")).values()):
         folder = given.with_name(str(number))
-        toolkit.train(ROOT / "recipes/language_modeling.py", config, [*SHORT, *settings, f"output_dir={folder}"])
+        with suppress_and_name(settings):
+            toolkit.train(ROOT / "recipes/language_modeling.py", config, [*SHORT, *settings, f"output_dir={folder}"])
 
 
 def configured(settings: list[str], processes: int) -> Any:

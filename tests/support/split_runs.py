@@ -122,12 +122,25 @@ ALSO = {
     "ddp": ["segments", "compressed", "mixed", "masked_clips", "chat", "audio"],
     "tensor": ["gpt2", "uneven", "adafactor", "recompute", "nested", "chunked", "ema", "fused", "few"],
     "fsdp-pipeline": ["uneven", "unfreeze"],
-    "sequence": ["recompute", "few"],
+    "sequence": ["recompute", "nested", "few"],
     "zero1-tensor": ["gpt2", "adafactor"],
     **{mesh: ["gpt2", "uneven", "adafactor", "nested", "chunked"] for mesh in ("hsdp", "fsdp-tensor")},
     "replicas-tensor": ["gpt2", "uneven", "adafactor"],
     "context": [
-        *("gpt2", "uneven", "adafactor", "recompute", "selective", "lora", "ema", "tags", "chat", "few", "chunked"),
+        *(
+            "gpt2",
+            "uneven",
+            "adafactor",
+            "recompute",
+            "selective",
+            "nested",
+            "lora",
+            "ema",
+            "tags",
+            "chat",
+            "few",
+            "chunked",
+        ),
         *("budget", "unfreeze"),
     ],
 }
@@ -157,7 +170,7 @@ COVER: dict[str, tuple[str, ...]] = {
     "fsdp-pipeline": ("uneven", "language_modeling", "unfreeze", "reviews:trainer"),
     "3d": ("qa", "reviews:trainer"),
     "zero1-tensor": ("adafactor", "gpt2", "reviews:trainer"),
-    "sequence": ("reviews", "translation", "vit", "recompute", "few", "language_modeling:trainer"),
+    "sequence": ("reviews", "translation", "vit", "recompute", "nested", "few", "language_modeling:trainer"),
 }  # fmt: skip
 """The runs that are trained unless the whole table is asked for: both engines with every strategy, every task with
 every kind of split, and every run of `FURTHER`. FSDP and split layers, which know each architecture, have all tasks;

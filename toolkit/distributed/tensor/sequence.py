@@ -67,16 +67,16 @@ class Tokens:
 def split_tokens(model: Any, mesh: DeviceMesh, found: Mapping[str, tuple[nn.Module, str]]) -> None:
     """Makes each stack of a model's layers compute on this process's tokens outside of what `split_modules` found."""
     layers, modules = {*layers_of(model)}, dict(model.base_model.named_modules())
-    readers: dict[
-        nn.Module, None
-    ] = {}  # what begins with split layers: attention and MLP, or the layer where a block has several of them
+    # What begins with split layers: attention and MLP, or the layer where a block has several of them.
+    readers: dict[nn.Module, None] = {}
     for name, (module, style) in found.items():
         if style in (COLUMNS, FUSED_COLUMNS, GATHERED_COLUMNS):
             parent = modules[name.rpartition(".")[0]]
             readers[module if parent in layers else parent] = None
     for stack in stacks_of(model):
         tokens = Tokens(mesh)
-        stack[0].register_forward_pre_hook(_on_hidden(tokens.divide), with_kwargs=True)
+        # Before the hook of a segment that is recomputed, which records what its first layer computes on.
+        stack[0].register_forward_pre_hook(_on_hidden(tokens.divide), prepend=True, with_kwargs=True)
         stack[-1].register_forward_hook(tokens.leave)
         for part in (part for layer in stack for part in layer.modules() if part in readers):
             # Before the hook of a split layer, which would take the tokens for complete hidden states.
