@@ -77,5 +77,5 @@ def test_every_process_writes_a_part_of_a_sharded_checkpoint(runs: Path, layout:
     assert len(shards) == (processes if manifest.format == "sharded" else 0)
     state = json.loads((folder / "state.json").read_text())
     assert state["identity"]["num_processes"] == processes
-    if shards and layout != "pipeline2":  # what several processes hold is shared out; stages differ in size
+    if shards and "pipeline" not in layout:  # what several processes hold is shared out; stages differ in size
         assert max(shards.values()) < 1.5 * min(shards.values())

@@ -20,6 +20,9 @@ LAYOUTS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "context2": (2, 1, ("parallel.context=2",)),
     "pipeline2": (2, 1, ("parallel.pipeline=2",)),
     "fsdp2-tensor2": (4, 2, ("parallel.fsdp=2", "parallel.tensor=2")),
+    "fsdp2-context2": (4, 2, ("parallel.fsdp=2", "parallel.context=2")),
+    "fsdp2-pipeline2": (4, 2, ("parallel.fsdp=2", "parallel.pipeline=2")),
+    "zero1-tensor2": (4, 2, ("parallel.zero_stage=1", "parallel.tensor=2", "parallel.sequence=true")),
 }
 """Number of processes, of data ranks, and settings of each layout."""
 RUN = (
@@ -39,6 +42,7 @@ PAIRS = [
     *((layout, "one") for layout in ROUND),
     *(("one", layout) for layout in ROUND),
     *zip(ROUND, [*ROUND[1:], ROUND[0]], strict=True),
+    *(("ddp2", "fsdp2-context2"), ("fsdp2-context2", "ddp2")),
 ]
 """Writers and readers: each layout resumes itself, one process, the next layout, and is resumed by these."""
 
