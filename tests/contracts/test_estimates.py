@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from statistics import fmean
 
+import bench_sharding
 import estimate_runs
 import pytest
 from estimate_runs import MODELS, SHORT, STEPS, STRATEGIES
@@ -69,3 +70,15 @@ def test_the_peak_of_segments_is_that_counted(tmp_path, setting):
     planned = simulate(subject_of(cfg, task_type(cfg)))
     assert planned.peak == pytest.approx(counted, rel=0.1)
     assert planned.passing > planned.states / 2  # what is recomputed decides
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_peaks_of_strategies_are_those_counted(processes):
+    cases = [(name, settings) for name, number, settings in bench_sharding.pairs_of_values() if number == processes]
+    some = dict(cases[:: len(cases) // 6][:6])
+    counted = bench_sharding.measured(some, processes)
+    assert len(counted) == 6
+    for name, found in counted.items():
+        assert bench_sharding.planned(some[name], processes)["planned"] == pytest.approx(found["counted"], rel=0.1), (
+            name
+        )

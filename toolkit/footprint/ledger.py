@@ -174,7 +174,10 @@ class Ledger(TorchDispatchMode):
         self.total = self.peak = 0
         self.phases: list[Counter[str]] = []
         """Allocated bytes by kind at the peak of each phase that has ended."""
+        self.most_others: Counter[str] = Counter()
+        """Allocated bytes by kind when those of other kinds than gradients were most."""
         self._kinds: dict[int, list[Any]] = {}
+        self._others = 0
         self._naming = WORKING
         self._guess = self._recomputing = False
 
@@ -223,6 +226,8 @@ class Ledger(TorchDispatchMode):
         self.total += size
         if self.total > self.peak:
             self.peak, self.at_peak = self.total, self.alive.copy()
+        if self.total - self.alive["gradients"] > self._others:
+            self._others, self.most_others = self.total - self.alive["gradients"], self.alive.copy()
 
     def _leave(self, key: int) -> None:
         kind, size, _ = self._kinds.pop(key)
@@ -281,11 +286,12 @@ class Ledger(TorchDispatchMode):
     def end_phase(self) -> None:
         """Keeps the peak of a phase, and starts the next one."""
         self.phases.append(self.at_peak)
-        self.reset_peak()
+        self.peak, self.at_peak = self.total, self.alive.copy()
 
     def reset_peak(self) -> None:
-        """Resets the peak to the memory that is allocated now."""
+        """Resets the peaks to the memory that is allocated now."""
         self.peak, self.at_peak = self.total, self.alive.copy()
+        self._others, self.most_others = self.total - self.alive["gradients"], self.alive.copy()
 
 
 @contextmanager

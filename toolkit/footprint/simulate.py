@@ -68,7 +68,8 @@ class Footprint:
     boundary: int  # bytes of the largest output of a layer, 0 if unknown
     crossing: int  # bytes of the outputs of all layers
     keys_values: int = 0  # bytes of the keys and values of all layers, 0 if unknown
-    # bytes by kind at the peak of each half of the two passes: until the middle layer's backward pass, and after it
+    # bytes by kind at the peak of each half of the two passes, until the middle layer's backward pass and after it, and
+    # where all but gradients need the most
     phases: Sequence[Mapping[str, int]] = ()
     largest: int = 0  # bytes of the largest weight, whose state ZeRO-1 does not divide
     single_rows: int = 0  # bytes of the weights that have one row, and so cannot be sharded
@@ -252,6 +253,7 @@ def _counts(subject: Subject) -> dict[str, Any]:
                 parameter.register_post_accumulate_grad_hook(lambda _: ledger.end_phase())
             passed = _pass(subject, model, batch, ledger)
             ledger.end_phase()
+            ledger.phases.append(ledger.most_others)
             train, preset = subject.cfg.train, PRESETS[subject.cfg.train.optim]
             optim: Any = preset.unpaged or train.optim  # paging needs a GPU
             state, lasting, step_peak = _update(model, replace(train, optim=optim), ledger)

@@ -76,21 +76,19 @@ def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
     spared = f.activations - _activations(f, mesh, parallel.schedule, window)
     held = (0.0, accumulated if window > 1 else 0.0, 0.0) if parallel.offload else (own, accumulated, state)
     chunks = _chunks(parallel.schedule, mesh)
-    if mesh.fsdp > 1:
-        logits = f.logits / _vocabulary(f, mesh)
-        early = (held[1] * f.gradients if window > 1 else 0.0) + f.activations - spared + logits + f.batch
-        states = f.states - (1 - held[0]) * f.parameters - (1 - held[2]) * (f.optimizer_state + f.copies)
-        peak = states + max(early, held[1] * f.gradients, f.step_peak - f.states - (1 - held[1]) * f.gradients)
-    else:
-        peak = _peak(f, replica, *held, spared, _vocabulary(f, mesh))
+    copied = 0.0 if _gathers_16_bits(cfg, mesh) else replica
+    peak = _peak(f, mesh, copied, *held, spared) + _copies(f, cfg, mesh, replica)
+    states = f.buffers + held[0] * f.parameters + held[2] * (f.optimizer_state + f.copies)
+    if mesh.is_split and (mesh.context > 1 or mesh.replicas > 1 == mesh.fsdp):
+        peak = max(peak, round(states + 2 * own * f.gradients))  # gradients, and the copy in which they are averaged
     waiting = (mesh.pipeline - 1) / (window * chunks + mesh.pipeline - 1)
     sent = _sent(f, cfg, mesh)
     return Estimate(
         parameters=round(own * f.parameters) + f.buffers,
         gradients=round(own * f.gradients),
         optimizer_state=round(state * f.optimizer_state),
-        peak=round(peak + _copies(f, cfg, mesh, replica)),
-        states=round(f.buffers + held[0] * f.parameters + held[2] * (f.optimizer_state + f.copies)),
+        peak=peak,
+        states=round(states),
         sent=round(sum(sent.values())),
         speed=processes * (1 - waiting),
         waiting=waiting,
@@ -179,16 +177,18 @@ HELD = ("parameters", "buffers", "optimizer")
 
 
 def _peak(
-    f: Footprint, replica: float, parameters: float, gradients: float, state: float, spared: float, vocabulary: int
+    f: Footprint, mesh: Mesh, replica: float, parameters: float, gradients: float, state: float, spared: float
 ) -> int:
     """Returns the peak in bytes of a process that holds only these shares of a single device's memory.
 
-    `replica` is the share of weights that it computes with, `parameters` that it holds between two steps; `spared` are
-    bytes of activations that it does not hold. Without all gradients, the peak may move to the backward pass's start.
+    `replica` is the share of weights that it copies, `parameters` that it holds between two steps; `spared` are bytes
+    of activations that it does not hold. Without all gradients, the peak may move to another phase.
     """
     states = f.states - (1 - parameters) * f.parameters - (1 - state) * (f.optimizer_state + f.copies)
     kept = 1 - spared / f.activations if f.activations else 1.0
+    vocabulary = _vocabulary(f, mesh) * mesh.context
     shares = {"gradients": gradients, "weight_copies": replica, "activations": kept, "logits": 1 / vocabulary}
+    shares["working"] = 1 / (mesh.context * (mesh.tensor if f.recomputed else 1))
     held = [sum(shares.get(kind, 1.0) * size for kind, size in phase.items() if kind not in HELD) for phase in f.phases]
     turning = kept * f.activations + f.logits / vocabulary + replica * f.weight_copies
     stepping = f.step_peak - f.states - (1 - gradients) * f.gradients
@@ -200,13 +200,14 @@ def _copies(f: Footprint, cfg: Config, mesh: Mesh, replica: float) -> int:
     """Returns the bytes that a strategy needs in addition, given the share of the weights when they are gathered."""
     parallel, train = cfg.parallel, cfg.train
     if mesh.fsdp > 1:
+        width, times = (0.5, 2.5) if _gathers_16_bits(cfg, mesh) else (1.0, 4.0)
         if parallel.zero_stage == 2 or not parallel.reshard_after_forward:
-            return round(replica * f.parameters)
+            return round(replica * f.parameters * width)
         # Of a layer, or of all that is in none: gathered, flat and in parts, one ahead of its use; its gradient, and
         # what is sent of it. Of the other one, a gathered copy.
         parts = sorted((f.layer_parameters, f.parameters - f.layers * f.layer_parameters))
-        width, times = (0.5, 2.5) if _gathers_16_bits(cfg, mesh) else (1.0, 4.0)
-        return round(replica * min(f.parameters, (times + 1 / mesh.fsdp) * parts[1] + width * parts[0]))
+        held = (times + 1 / mesh.fsdp) * parts[1] + width * parts[0]
+        return round(min(replica * f.parameters, min(1.0, replica * mesh.pipeline) * held))
     if mesh.is_split or mesh.size == 1:
         return 0
     if train.strategy == "local_sgd":
@@ -241,7 +242,10 @@ def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> dict[str, float]:
     again = 0 if keeps else gathered_again(train.activation_checkpointing, f.layers) * f.layer_parameters / f.parameters
     gathered = away * (times * weights * (1 + again / 2) + exchanges * gradients) * padded
     # Of tokens that are split, a layer gathers and scatters the hidden state twice each, and their gradients.
-    sums = (5.5 if f.recomputed else 4) * f.crossing if parallel.sequence else f.tensor_summed
+    repeated = 3 * f.recomputed / max(1, f.flops - f.recomputed)  # forward passes
+    if train.activation_checkpointing == "selective":  # all but products, which are most operations
+        repeated = 1.0
+    sums = (4 + 1.5 * repeated) * f.crossing if parallel.sequence else f.tensor_summed
     sums += f.vocabulary_summed if _vocabulary(f, mesh) > 1 else 0
     summed = 2 * share_sent(mesh.tensor) * sums * window / (mesh.context * mesh.pipeline)
     passed = 0.0
@@ -251,7 +255,7 @@ def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> dict[str, float]:
         passed = 2 * (borders * f.boundary * window + tied) / mesh.pipeline
     gradients /= mesh.fsdp
     # Each layer's keys and values are gathered twice, and once more if it is recomputed; their gradients are scattered.
-    seen = (4 if f.recomputed else 3) * f.keys_values * window / (2 if train.mixed_precision == "bf16" else 1)
+    seen = (3 + repeated) * f.keys_values * window / (2 if train.mixed_precision == "bf16" else 1)
     shared = share_sent(mesh.context) * (seen + 2 * gradients)
     return {
         "replicas": all_reduced * gradients,
