@@ -47,11 +47,13 @@ class TensorPlan:
     """Attributes of modules to divide by the number of processes, by regular expression of the names."""
 
 
-def _plan(layer: str, columns: str, rows: str, sizes: tuple[str, ...], fused: str = "", **divided: str) -> TensorPlan:
-    """Returns a plan of the parts of each `layer`, from expressions of their names; also of what is `divided`."""
+def _plan(
+    layer: str, columns: str, rows: str, sizes: tuple[str, ...], divided: tuple[str, ...] = (), fused: str = ""
+) -> TensorPlan:
+    """Returns a plan of the parts of each `layer`, from expressions of their names; `divided`: one part, and attributes."""
     names = {COLUMNS: columns, ROWS: rows, FUSED_COLUMNS: fused}
     styles = {rf"{layer}\.{name}": style for style, found in names.items() for name in found.split()}
-    return TensorPlan(styles, sizes, {rf"{layer}\.{name}": tuple(each.split()) for name, each in divided.items()})
+    return TensorPlan(styles, sizes, {rf"{layer}\.{divided[0]}": divided[1:]} if divided else {})
 
 
 _HEADS = ("num_attention_heads", "intermediate_size")
@@ -79,11 +81,11 @@ PLANS: dict[str, TensorPlan] = {
                         r"attention\.out_lin ffn\.lin2", ("n_heads", "hidden_dim")),
     "vit": _plan(r"layers\.\d+", r"attention\.[qkv]_proj mlp\.fc1", r"attention\.o_proj mlp\.fc2", _HEADS),
     "t5": _plan(".*", _T5_COLUMNS, rf"{_T5_ATTENTION}\.o DenseReluDense\.wo", ("num_heads", "d_ff"),
-                **{_T5_ATTENTION: "n_heads inner_dim"}),
+                (_T5_ATTENTION, "n_heads", "inner_dim")),
     **dict.fromkeys(("bart", "marian", "mbart"), _plan(*_CODER)),
-    "whisper": _plan(*_CODER, **{"(self_attn|encoder_attn)": "num_heads"}),
+    "whisper": _plan(*_CODER, ("(self_attn|encoder_attn)", "num_heads")),
     "gpt2": _plan(r"h\.\d+", r"mlp\.c_fc", r"attn\.c_proj mlp\.c_proj", ("n_head", "n_inner"),
-                  fused=r"attn\.c_attn", attn="split_size"),
+                  ("attn", "split_size"), fused=r"attn\.c_attn"),
     **dict.fromkeys(("wav2vec2", "hubert"), _WAV2VEC2),
 }  # fmt: skip
 """The toolkit's own plans, by `model_type`, for architectures for which transformers has none."""
