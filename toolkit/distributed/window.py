@@ -37,14 +37,9 @@ def accumulate(
     without gradients, whose outputs are gathered and differentiated, and one that passes their gradient on to the
     parameters. Both draw the same random numbers.
 
-    Args:
-        strategy: has the task, the processes, and the replica that is told of each micro-batch.
-        model: the prepared model.
-        window: this rank's micro-batches, on the CPU.
-        scale: factor of the summed losses.
-        exchange: returns the context of a micro-batch, given whether it is the last one; by default, accelerate's
-            wrapper of the model exchanges gradients in the last backward pass.
-        backward: computes the gradient of a scaled loss; by default the Accelerator.
+    `exchange` returns the context of a micro-batch, given whether it is the last one; by default, accelerate's wrapper
+    of the model exchanges gradients in the last backward pass. `backward` computes the gradient of a scaled loss; by
+    default the Accelerator. The micro-batches are on the CPU.
 
     Returns:
         This rank's summed loss, a detached scalar; of the whole window's loss, an equal share.

@@ -50,7 +50,7 @@ class TensorPlan:
 def _plan(
     layer: str, columns: str, rows: str, sizes: tuple[str, ...], divided: tuple[str, ...] = (), fused: str = ""
 ) -> TensorPlan:
-    """Returns a plan of the parts of each `layer`, from expressions of their names; `divided`: one part, and attributes."""
+    """Returns a plan of the parts of each `layer`, by expressions of their names; `divided` is one, and attributes."""
     names = {COLUMNS: columns, ROWS: rows, FUSED_COLUMNS: fused}
     styles = {rf"{layer}\.{name}": style for style, found in names.items() for name in found.split()}
     return TensorPlan(styles, sizes, {rf"{layer}\.{divided[0]}": divided[1:]} if divided else {})

@@ -67,13 +67,12 @@ class Tokens:
 def split_tokens(model: Any, mesh: DeviceMesh, found: Mapping[str, tuple[nn.Module, str]]) -> None:
     """Makes each stack of a model's layers compute on this process's tokens outside of what `split_modules` found."""
     layers, modules = {*layers_of(model)}, dict(model.base_model.named_modules())
-    readers: dict[
-        nn.Module, None
-    ] = {}  # what begins with split layers: attention and MLP, or the layer where a block has several of them
+    # What begins with split layers: attention and MLP, or the layer where a block has several of them.
+    readers: set[nn.Module] = set()
     for name, (module, style) in found.items():
         if style in (COLUMNS, FUSED_COLUMNS, GATHERED_COLUMNS):
             parent = modules[name.rpartition(".")[0]]
-            readers[module if parent in layers else parent] = None
+            readers.add(module if parent in layers else parent)
     for stack in stacks_of(model):
         tokens = Tokens(mesh)
         stack[0].register_forward_pre_hook(_on_hidden(tokens.divide), with_kwargs=True)
