@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
+from toolkit.api.mesh import Mesh
 from toolkit.distributed.window import accumulate
 from toolkit.models.load import batch_dependence
 
@@ -141,7 +143,9 @@ def toolkit_step(model: nn.Module, case: Case, task: Any, size: int, accumulatio
     accelerator = Accelerator(cpu=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     prepared = accelerator.prepare(model)
-    accumulate(accelerator, task, prepared, window, 1 / items, beat=lambda: None)
+    replica = SimpleNamespace(task=task, beat=lambda: None)
+    strategy: Any = SimpleNamespace(accelerator=accelerator, mesh=Mesh(), replica=replica)
+    accumulate(strategy, prepared, window, 1 / items)
     optimizer.step()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -142,6 +143,7 @@ def test_the_gradient_with_dropout_is_that_of_one_graph(folder):
     from accelerate import Accelerator
 
     from toolkit.api.mesh import Mesh
+    from toolkit.distributed.strategies.ddp import DataParallel
     from toolkit.distributed.window import accumulate, seed_all
 
     class Pairs(load_task_type(RECIPE)):
@@ -164,7 +166,9 @@ def test_the_gradient_with_dropout_is_that_of_one_graph(folder):
         for number, rows in enumerate((3, 1, 4))
     ]
     seed_all(7)
-    loss = accumulate(accelerator, Mesh(), task, model, window, 0.5, lambda: None)
+    strategy = DataParallel(accelerator, Mesh(), cfg)
+    strategy.replica = SimpleNamespace(task=task, beat=lambda: None)
+    loss = accumulate(strategy, model, window, 0.5)
     found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     seed_all(7)

@@ -85,20 +85,49 @@ class Rule:
 
 
 _TRUE = {"1", "on", "t", "true", "y", "yes"}
+CHANGED = object()
+"""For `clash`: any value but the default."""
 
 
-def only_if(key: str, unset: Any, needed: str, condition: Callable[[Any], bool], why: str, instead: str) -> Rule:
-    """Returns the rule that the setting `key` (`unset` when not used) needs a `condition` on the setting `needed`.
+def several(size: int) -> bool:
+    """For `clash`: whether a number is above 1."""
+    return size > 1
+
+
+def clash(
+    settings: Mapping[str, Any], why: str, instead: str, besides: Mapping[str, Any] | None = None, launcher: str = ""
+) -> Rule:
+    """Returns the rule that settings, by dotted key, cannot have certain values together.
+
+    A value is given as itself, as a tuple of several, as `CHANGED`, or as a function that says whether it is meant.
+    Settings `besides` are not shown; `launcher` as in `Rule`.
+    """
+    conditions = {**settings, **(besides or {})}
+
+    def when(config: Config) -> bool:
+        return all(is_meant(config, key, meant) for key, meant in conditions.items())
+
+    return Rule(when, tuple(settings), why, instead, launcher or None, tuple(besides or ()))
+
+
+def is_meant(config: Config, key: str, meant: Any) -> bool:
+    """Whether a setting has a value that is given as for `clash`."""
+    value = value_of(config, key)
+    if meant is CHANGED:
+        section, _, name = key.rpartition(".")
+        return bool(value != getattr(type(value_of(config, section))(), name))
+    if callable(meant):
+        return bool(meant(value))
+    return bool(value in meant if isinstance(meant, tuple) else value == meant)
+
+
+def only_if(key: str, needed: str, condition: Callable[[Any], bool], why: str, instead: str) -> Rule:
+    """Returns the rule that the setting `key`, if it is changed, needs a `condition` on the setting `needed`.
 
     `why` says why it has no effect otherwise, `instead` how to set the other one; the message also suggests removing
     it.
     """
-    return Rule(
-        lambda config: value_of(config, key) != unset and not condition(value_of(config, needed)),
-        (key, needed),
-        why,
-        f"{instead}, or remove {key}",
-    )
+    return clash({key: CHANGED, needed: lambda value: not condition(value)}, why, f"{instead}, or remove {key}")
 
 
 def unused_options(options: Any, key: str, users: Mapping[str, Collection[Any]]) -> list[str]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from toolkit.api.batch import Batch, ModelOutput, logits_at_labels, to_device
 from toolkit.api.mesh import Mesh
-from toolkit.api.task import Task
+from toolkit.api.strategy import Strategy
 from toolkit.base.shards import full, is_split, local
 from toolkit.distributed.collectives import data_sum, sum_dtype
 from toolkit.distributed.routing import routing_of
@@ -24,52 +24,43 @@ from toolkit.system.phases import phase
 
 
 def accumulate(
-    accelerator: Accelerator,
-    mesh: Mesh,
-    task: Task,
+    strategy: Strategy,
     model: nn.Module,
     window: Sequence[Batch],
     scale: float,
-    beat: Callable[[], None],
     exchange: Callable[[bool], AbstractContextManager[None]] | None = None,
-    backward: Callable[[torch.Tensor], object] | None = None,
-) -> torch.Tensor:
+    backward: Callable[[Tensor], object] | None = None,
+) -> Tensor:
     """Adds up the gradient of this rank's part of a window, from summed losses.
 
     A loss of the whole window (`Task.window_loss`) takes two passes, as in Gao et al. 2021, arXiv 2101.06983: one
     without gradients, whose outputs are gathered and differentiated, and one that passes their gradient on to the
     parameters. Both draw the same random numbers.
 
-    Args:
-        accelerator: the run's Accelerator.
-        mesh: arrangement of the processes.
-        task: computes the summed loss.
-        model: the prepared model.
-        window: this rank's micro-batches, on the CPU.
-        scale: factor of the summed losses.
-        beat: called after each micro-batch.
-        exchange: returns the context of a micro-batch, given whether it is the last one; by default, accelerate's
-            wrapper of the model exchanges gradients in the last backward pass.
-        backward: computes the gradient of a scaled loss; by default the Accelerator.
+    `exchange` returns the context of a micro-batch, given whether it is the last one; by default, accelerate's wrapper
+    of the model exchanges gradients in the last backward pass. `backward` computes the gradient of a scaled loss; by
+    default the Accelerator. The micro-batches are on the CPU.
 
     Returns:
         This rank's summed loss, a detached scalar; of the whole window's loss, an equal share.
     """
+    accelerator, task, beat = strategy.accelerator, strategy.replica.task, strategy.replica.beat
+    backward = backward or accelerator.backward
     total = torch.zeros((), dtype=sum_dtype(accelerator.device), device=accelerator.device)
     whole = None
     if routing := routing_of(model):
         routing.counts = None
-    if task.has("window_loss") and (len(window) > 1 or mesh.data_size > 1):
-        whole = _whole_window(accelerator, mesh, task, model, window, beat)
+    if task.has("window_loss") and (len(window) > 1 or strategy.mesh.data_size > 1):
+        whole = _whole_window(strategy, model, window)
         total += whole.loss
     for place, batch in enumerate(window):
         last = place == len(window) - 1
         with exchange(last) if exchange else nullcontext() if last else accelerator.no_sync(model):
             if whole is None:
-                total += micro_batch(accelerator, task, model, batch, scale, backward)
+                total += micro_batch(strategy, model, batch, scale, backward)
             else:
                 seed_all(whole.seeds[place])
-                micro_batch(accelerator, task, model, batch, scale, backward, whole.surrogate(place))
+                micro_batch(strategy, model, batch, scale, backward, whole.surrogate(place))
         beat()
     return total
 
@@ -87,14 +78,8 @@ class _Whole:
         return lambda outputs, batch: (outputs * self.gradients[place]).sum()
 
 
-def _whole_window(
-    accelerator: Accelerator,
-    mesh: Mesh,
-    task: Task,
-    model: nn.Module,
-    window: Sequence[Batch],
-    beat: Callable[[], None],
-) -> _Whole:
+def _whole_window(strategy: Strategy, model: nn.Module, window: Sequence[Batch]) -> _Whole:
+    accelerator, mesh, task = strategy.accelerator, strategy.mesh, strategy.replica.task
     seeds: list[int] = torch.randint(2**62, (len(window),)).tolist()
     outputs, labels = list[Tensor](), list[Tensor]()
     with torch.no_grad(), kept_buffers(model), phase("forward"):
@@ -103,7 +88,7 @@ def _whole_window(
             batch = to_device(batch, accelerator.device)
             outputs.append(task.forward(model, batch))
             labels.append(batch["labels"])
-            beat()
+            strategy.replica.beat()
     sizes = [len(each) for each in outputs]
     found, begin = _of_all(accelerator, mesh, torch.cat(outputs))
     found.requires_grad_()
@@ -132,29 +117,29 @@ def _of_all(accelerator: Accelerator, mesh: Mesh, own: Tensor) -> tuple[Tensor, 
 
 
 def micro_batch(
-    accelerator: Accelerator,
-    task: Task,
+    strategy: Strategy,
     model: nn.Module,
     batch: Batch,
     scale: float,
-    backward: Callable[[torch.Tensor], object] | None = None,
+    backward: Callable[[Tensor], object],
     loss_sum: Callable[[ModelOutput, Batch], Tensor] | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Adds one micro-batch's part of a window's gradient; returns its summed loss, routers' included, detached.
 
-    Arguments as for `accumulate`; `backward` is None for the Accelerator's, and `loss_sum` for the task's.
+    Arguments as for `accumulate`; `loss_sum` is None for the task's.
     """
+    task = strategy.replica.task
     empty, routing = bool((batch["row_ids"] < 0).all()), routing_of(model)
     with kept_buffers(model) if empty else nullcontext():
         with phase("forward"):
-            batch = to_device(batch, accelerator.device)
+            batch = to_device(batch, strategy.accelerator.device)
             with logits_at_labels(batch), routing.recording() if routing else nullcontext():
                 outputs = task.forward(model, batch)
             loss = (loss_sum or task.loss_sum)(outputs, batch)
             if routing:
                 loss = loss + routing.loss_sum(batch)
         with phase("backward"):
-            (backward or accelerator.backward)(loss * scale)
+            backward(loss * scale)
     return loss.detach()
 
 

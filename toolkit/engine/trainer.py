@@ -33,8 +33,6 @@ from toolkit.system.phases import in_phase, phase
 
 CALLBACK_STATES = "trainer_callbacks"
 """Name of the callbacks' states in a checkpoint, which are stored by the callback's name in the YAML."""
-PRIVATE = ("_init_training_state", "_clip_grad_norm", "_get_grad_norm", "_maybe_log_save_evaluate")
-"""Private methods of the Trainer that are overridden below; a test checks that they exist."""
 
 
 def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:

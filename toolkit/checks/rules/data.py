@@ -6,8 +6,8 @@ import codecs
 from pathlib import Path
 
 from toolkit.config.paths import DATA_FILES, files_of
-from toolkit.config.problems import Rule, only_if
-from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig
+from toolkit.config.problems import CHANGED, Rule, clash, only_if
+from toolkit.config.sections import DEFAULT_SPLIT, Config
 from toolkit.data.readers.raw import TAB
 
 _FILES = tuple(f"data.{name}" for name in DATA_FILES)
@@ -44,35 +44,34 @@ RULES = (
                                              and len(c.data.mix) == len(c.data.train_file)),
          ("data.mix", "data.train_file"), "each file of a list has one share",
          "set data.train_file to a list and data.mix to a number for each file, or remove data.mix"),
-    Rule(lambda c: bool(c.data.mix) and c.train.train_sampling_strategy in ("sequential", "balanced"),
-         ("data.mix", "train.train_sampling_strategy"), "both determine which rows an epoch has, and in which order",
-         "set train.train_sampling_strategy to random or group_by_length, or remove data.mix"),
+    clash({"data.mix": bool, "train.train_sampling_strategy": ("sequential", "balanced")},
+          "both determine which rows an epoch has, and in which order",
+          "set train.train_sampling_strategy to random or group_by_length, or remove data.mix"),
     Rule(lambda c: bool(c.data.mix and c.data.validation_file) and (c.data.join_validation or c.train.refit),
          ("data.mix", "data.validation_file", "data.join_validation", "train.refit"),
          "the validation rows have no share", "remove data.mix, or set data.validation_file to null"),
-    Rule(lambda c: bool(c.data.test_split) and c.data.test_file is not None, ("data.test_split", "data.test_file"),
-         "test rows come either from a separate file or from the training rows", "remove one of them"),
+    clash({"data.test_split": bool, "data.test_file": CHANGED},
+          "test rows come either from a separate file or from the training rows", "remove one of them"),
     Rule(lambda c: _set_aside(c) + c.data.test_split >= 1, ("data.validation_split", "data.test_split"),
          "together they leave no training rows",
          "set data.validation_split and data.test_split to fractions whose sum is below 1",
          with_=("data.validation_file", "data.dataset_name", "data.folds")),
-    Rule(lambda c: c.data.folds is not None and c.data.validation_file is not None,
-         ("data.folds", "data.validation_file"), "the validation rows are a fold of the training rows",
-         "set data.validation_file to null, or remove data.folds"),
-    Rule(lambda c: c.data.folds is not None and c.data.validation_split is not None,
-         ("data.folds", "data.validation_split"), "the validation rows are a fold of the training rows",
-         "remove one of them"),
-    only_if("data.fold", DataConfig().fold, "data.folds", bool, "there are no folds", "set data.folds"),
+    clash({"data.folds": CHANGED, "data.validation_file": CHANGED},
+          "the validation rows are a fold of the training rows",
+          "set data.validation_file to null, or remove data.folds"),
+    clash({"data.folds": CHANGED, "data.validation_split": CHANGED},
+          "the validation rows are a fold of the training rows", "remove one of them"),
+    only_if("data.fold", "data.folds", bool, "there are no folds", "set data.folds"),
     Rule(lambda c: c.data.folds is not None and c.data.fold > c.data.folds, ("data.fold", "data.folds"),
          "folds are numbered from 1, so there is no such fold", "set data.fold to at most data.folds"),
-    only_if("data.max_bad_rows", DataConfig().max_bad_rows, "data.bad_rows", lambda policy: policy == "skip",
-            "every bad row stops the run", "set data.bad_rows to skip"),
-    only_if("data.fingerprint", DataConfig().fingerprint, "data.train_file", lambda file: file is not None,
+    only_if("data.max_bad_rows", "data.bad_rows", lambda policy: policy == "skip", "every bad row stops the run",
+            "set data.bad_rows to skip"),
+    only_if("data.fingerprint", "data.train_file", lambda file: file is not None,
             "datasets of the Hub have a fingerprint of their own", "set data.train_file"),
-    only_if("data.stage_to", None, "data.train_file", lambda file: file is not None,
+    only_if("data.stage_to", "data.train_file", lambda file: file is not None,
             "datasets of the Hub are in the cache, whose folder HF_HOME names", "set data.train_file"),
-    Rule(lambda c: c.data.delimiter not in (None, *TAB) and len(c.data.delimiter) != 1, ("data.delimiter",),
-         "a delimiter is one character", "set data.delimiter to a character such as ';', or to tab"),
+    clash({"data.delimiter": lambda text: text not in (None, *TAB) and len(text) != 1}, "a delimiter is one character",
+          "set data.delimiter to a character such as ';', or to tab"),
     Rule(lambda c: c.data.delimiter is not None and _unused(c, _DELIMITED), ("data.delimiter",),
          "only .csv and .tsv files have a delimiter", "remove data.delimiter", with_=_FILES),
     Rule(lambda c: c.data.quoting is not None and _unused(c, _DELIMITED), ("data.quoting",),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from toolkit.config.problems import Rule, only_if
-from toolkit.config.sections import AdapterConfig, Config
+from toolkit.config.problems import CHANGED, Rule, clash, only_if
+from toolkit.config.sections import Config
 from toolkit.optim.presets import PRESETS
 
 _LOW_RANK = ("lora", "dora", "rslora", "qlora")
@@ -30,38 +30,25 @@ def _last_moment(config: Config, unit: str) -> int:
     return max((int(match[1]) for match in found if match), default=0)
 
 
-def _adapters_only(name: str, methods: tuple[str, ...]) -> Rule:
-    return only_if(
-        f"model.peft.{name}",
-        getattr(AdapterConfig(), name),
-        "model.peft.method",
-        lambda method: method in methods,
-        f"only {', '.join(methods)} {'uses' if len(methods) == 1 else 'use'} this setting",
-        f"set model.peft.method to {' or '.join(methods)}",
-    )
-
-
 RULES = (
-    Rule(lambda c: c.model.name_or_path is not None and c.model.from_config is not None,
-         ("model.name_or_path", "model.from_config"), "a model is either pretrained or trained from scratch",
-         "remove one of them"),
-    Rule(lambda c: c.model.name_or_path is None and c.model.from_config is None,
-         ("model.name_or_path", "model.from_config"), "no model is given",
-         "set model.name_or_path to a Hub id or local folder, or set model.from_config"),
-    Rule(lambda c: c.model.from_config is not None and not _is_text(c.model.from_config.get("model_type")),
-         ("model.from_config",), "it needs a model_type", "set model.from_config.model_type, for example to bert"),
-    Rule(lambda c: c.model.from_config is not None and c.model.revision is not None,
-         ("model.revision", "model.from_config"), "a model trained from scratch has no revision",
-         "remove model.revision"),
-    Rule(lambda c: c.model.from_config is not None and c.model.trust_remote_code,
-         ("model.trust_remote_code", "model.from_config"), "a model trained from scratch has no remote code",
-         "remove model.trust_remote_code"),
-    *(_adapters_only(name, methods) for name, methods in _ADAPTER_SETTINGS.items()),
-    Rule(lambda c: c.model.peft.method != "none" and bool(c.model.freeze), ("model.freeze", "model.peft.method"),
-         "adapters already freeze every parameter of the base model",
-         "remove model.freeze, or set model.peft.method to none"),
-    Rule(lambda c: bool(c.model.unfreeze) and not c.model.freeze, ("model.unfreeze", "model.freeze"),
-         "nothing is frozen", "set model.freeze, or remove model.unfreeze"),
+    clash({"model.name_or_path": CHANGED, "model.from_config": CHANGED},
+          "a model is either pretrained or trained from scratch", "remove one of them"),
+    clash({"model.name_or_path": None, "model.from_config": None}, "no model is given",
+          "set model.name_or_path to a Hub id or local folder, or set model.from_config"),
+    clash({"model.from_config": lambda new: new is not None and not _is_text(new.get("model_type"))},
+          "it needs a model_type", "set model.from_config.model_type, for example to bert"),
+    clash({"model.revision": CHANGED, "model.from_config": CHANGED}, "a model trained from scratch has no revision",
+          "remove model.revision"),
+    clash({"model.trust_remote_code": True, "model.from_config": CHANGED},
+          "a model trained from scratch has no remote code", "remove model.trust_remote_code"),
+    *(only_if(f"model.peft.{name}", "model.peft.method", methods.__contains__,
+              f"only {', '.join(methods)} {'uses' if len(methods) == 1 else 'use'} this setting",
+              f"set model.peft.method to {' or '.join(methods)}") for name, methods in _ADAPTER_SETTINGS.items()),
+    clash({"model.freeze": bool, "model.peft.method": CHANGED},
+          "adapters already freeze every parameter of the base model",
+          "remove model.freeze, or set model.peft.method to none"),
+    clash({"model.unfreeze": bool, "model.freeze": lambda patterns: not patterns}, "nothing is frozen",
+          "set model.freeze, or remove model.unfreeze"),
     Rule(lambda c: not all(re.fullmatch("(epoch|step)_[1-9][0-9]*", moment) for moment in c.model.unfreeze),
          ("model.unfreeze",), "keys must be epoch_<n> or step_<n>, with n at least 1",
          "set keys such as epoch_1 or step_100"),
@@ -70,14 +57,13 @@ RULES = (
     Rule(lambda c: c.train.max_steps <= 0 and c.train.num_train_epochs <= _last_moment(c, "epoch"),
          ("model.unfreeze", "train.num_train_epochs"), _TOO_LATE,
          "set an earlier epoch in model.unfreeze, or more epochs", with_=("train.max_steps",)),
-    Rule(lambda c: c.model.peft.method == "qlora" and c.model.from_config is not None,
-         ("model.peft.method", "model.from_config"), "only pretrained weights can be quantized to 4 bits",
-         "set model.peft.method to lora, or set model.name_or_path to a pretrained model"),
-    Rule(lambda c: c.model.peft.method == "qlora" and c.train.snapshot_ensemble,
-         ("model.peft.method", "train.snapshot_ensemble"),
-         "bitsandbytes cannot reload the scales of saved 4-bit weights",
-         "set train.snapshot_ensemble to false, or model.peft.method to lora"),
-    Rule(lambda c: bool(c.model.unfreeze) and PRESETS[c.train.optim].averages, ("model.unfreeze", "train.optim"),
-         "the optimizer counts steps for all parameters together, so the first updates of those that come later would "
-         "be far too large", "remove model.unfreeze, or set train.optim to another optimizer"),
+    clash({"model.peft.method": "qlora", "model.from_config": CHANGED},
+          "only pretrained weights can be quantized to 4 bits",
+          "set model.peft.method to lora, or set model.name_or_path to a pretrained model"),
+    clash({"model.peft.method": "qlora", "train.snapshot_ensemble": True},
+          "bitsandbytes cannot reload the scales of saved 4-bit weights",
+          "set train.snapshot_ensemble to false, or model.peft.method to lora"),
+    clash({"model.unfreeze": bool, "train.optim": lambda optim: PRESETS[optim].averages},
+          "the optimizer counts steps for all parameters together, so the first updates of those that come later would "
+          "be far too large", "remove model.unfreeze, or set train.optim to another optimizer"),
 )  # fmt: skip

@@ -36,15 +36,9 @@ def collate(
 ) -> Batch:
     """Returns the task's batch of feature rows, with `row_ids`.
 
-    Args:
-        features: the feature rows; may be empty if there is a `stand_in`.
-        task: collates them.
-        processor: the processor for the collator.
-        random: random numbers of the rows.
-        kept: cached decoded files of the rows.
-        rows: all training features, from which rows to mix others with are taken; None does not mix.
-        stand_in: the row of an empty batch, since models such as BERT fail without rows. All of its labels are ignored,
-            so its loss and its gradients are exactly zero.
+    Rows are mixed with others of `rows`, all training features. `kept` has cached decoded files. A batch without rows
+    gets the `stand_in`, since models such as BERT fail without any; all of its labels are ignored, so its loss and its
+    gradients are exactly zero.
     """
     if not features and stand_in is not None:
         batch = collate([stand_in], task, processor, random, kept)
@@ -193,15 +187,8 @@ def training_loader(
 ) -> tuple[WatchedLoader, WindowSampler]:
     """Returns the loader of this rank's training micro-batches, and its sampler, which sets where it starts.
 
-    Args:
-        features: the training features.
-        task: collates them.
-        processor: the processor for the collator.
-        cfg: resolved configuration.
-        mesh: arrangement of the processes.
-        workers: number of worker processes (see `num_workers`); 0 loads batches in this process.
-        kept: cached decoded files of the rows; None decodes them whenever they are needed.
-        unpadded: whether the model computes on rows without padding, so that padding does not count as tokens.
+    With 0 `workers` (see `num_workers`), this process loads batches. `kept` has cached decoded files; without it, they
+    are decoded whenever they are needed. If the model is `unpadded`, padding does not count as tokens.
     """
     train = cfg.train
     budget = training_budget(features, cfg, mesh, task.unit, unpadded)

@@ -62,12 +62,11 @@ class AutoBatchSize(Replicas):
 
     def _try(self, window: Sequence[Batch], scale: float) -> tuple[Tensor | None, str | None]:
         """Computes the gradient in parts; returns the loss, or None and what the device said if memory ran out."""
-        r = self.replica
         self.cannot_split = False
         parts: list[Batch] = []
         try:
-            parts = [part for batch in window for part in r.split(batch, self.size)]
-            return accumulate(self.accelerator, self.mesh, r.task, self.model, parts, scale, r.beat), None
+            parts = [part for batch in window for part in self.replica.split(batch, self.size)]
+            return accumulate(self, self.model, parts, scale), None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MethodType
 from typing import Any
 
@@ -213,15 +213,26 @@ class ZeroOne(DataParallel):
     def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Returns the tensors of the optimizer's state that this process has, and the other values of all processes."""
         tensors, scalars = optimizer_state(self.replica.optimizer, self.model)
-        for values, shapes in objects_of_all((scalars["values"], scalars["shapes"])):
-            scalars["values"] = values | scalars["values"]
-            scalars["shapes"] = shapes | scalars["shapes"]
-        return tensors, scalars
+        return tensors, merged_scalars(objects_of_all(scalars))
 
     def exchanged(self) -> dict[str, float]:
         """Returns what this process sent: gradients, buffers and updated parameters."""
         found = super().exchanged()
         return {name: value + found.get(name, 0.0) for name, value in self.updates.exchanged().items()}
+
+
+def merged_scalars(own_of_all: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the values of `toolkit.optim.state.optimizer_state` for one process, from those of all that share it."""
+    groups = []
+    for parts in zip(*(own["groups"] for own in own_of_all), strict=True):
+        names = dict.fromkeys(name for part in parts for name in part["params"])
+        settings = next((part["settings"] for part in parts if part["params"]), parts[0]["settings"])
+        groups.append({"params": list(names), "settings": settings})
+    merged = {
+        key: {name: value for own in reversed(own_of_all) for name, value in own[key].items()}
+        for key in ("values", "shapes")
+    }
+    return {"optimizer": own_of_all[0]["optimizer"], "groups": groups, **merged}
 
 
 def share_steps(optimizer: Optimizer, wire: Wire, rank: int, size: int) -> None:

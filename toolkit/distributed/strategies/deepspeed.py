@@ -202,10 +202,8 @@ class DeepSpeed(Replicas):
 
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""
-        r, backward = self.replica, partial(self.engine.backward, scale_wrt_gas=False)
-        total = accumulate(
-            self.accelerator, self.mesh, r.task, self.engine, window, scale, r.beat, self._exchange, backward
-        )
+        backward = partial(self.engine.backward, scale_wrt_gas=False)
+        total = accumulate(self, self.engine, window, scale, self._exchange, backward)
         self.wire.copy_main(trained_buffers(self.own))
         return total
 

@@ -27,8 +27,7 @@ class Replicas(Strategy):
 
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""
-        r = self.replica
-        return accumulate(self.accelerator, self.mesh, r.task, r.model, window, scale, r.beat)
+        return accumulate(self, self.replica.model, window, scale)
 
     def clip(self, max_norm: float) -> float:
         """Clips the gradient to a norm and returns its norm before clipping."""

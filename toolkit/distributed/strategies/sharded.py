@@ -69,11 +69,11 @@ class Sharded(Split):
     @counted
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""
-        r, context = self.replica, self.context
+        context, by_token = self.context, self.replica.task.predicts_tokens
         if context is not None:
-            window = [context.own(batch, r.task.predicts_tokens) for batch in window]
-        with nullcontext() if context is None else context.splitting(r.task.predicts_tokens):
-            total = accumulate(self.accelerator, self.mesh, r.task, self.model, window, scale, r.beat, self._exchange)
+            window = [context.own(batch, by_token) for batch in window]
+        with nullcontext() if context is None else context.splitting(by_token):
+            total = accumulate(self, self.model, window, scale, self._exchange)
         self.complete_tensor_gradients()
         if context is not None:
             context.sum(total, self.model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from toolkit.distributed.placement import (
     only_products,
     sharing_modules,
 )
-from toolkit.distributed.strategies.ddp import share_steps
+from toolkit.distributed.strategies.ddp import merged_scalars, share_steps
 from toolkit.distributed.tensor.layers import check_equal_gradients, complete_gradients
 from toolkit.distributed.tensor.sequence import of_tokens
 from toolkit.optim.presets import PRESETS
@@ -129,20 +129,6 @@ class SplitScaler(torch.amp.GradScaler):
             found_inf.copy_(found)
         dist.all_reduce(found_inf, dist.ReduceOp.MAX)
         return {found_inf.device: found_inf}
-
-
-def merged_scalars(own_of_all: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the values of `toolkit.optim.state.optimizer_state` for one process, from those of all that share it."""
-    groups = []
-    for parts in zip(*(own["groups"] for own in own_of_all), strict=True):
-        names = dict.fromkeys(name for part in parts for name in part["params"])
-        settings = next((part["settings"] for part in parts if part["params"]), parts[0]["settings"])
-        groups.append({"params": list(names), "settings": settings})
-    merged = {
-        key: {name: value for own in reversed(own_of_all) for name, value in own[key].items()}
-        for key in ("values", "shapes")
-    }
-    return {"optimizer": own_of_all[0]["optimizer"], "groups": groups, **merged}
 
 
 DIMENSIONS = ("pipeline", "replicas", "fsdp", "context", "tensor")

@@ -47,87 +47,46 @@ class TensorPlan:
     """Attributes of modules to divide by the number of processes, by regular expression of the names."""
 
 
+def _plan(
+    layer: str, columns: str, rows: str, sizes: tuple[str, ...], divided: tuple[str, ...] = (), fused: str = ""
+) -> TensorPlan:
+    """Returns a plan of the parts of each `layer`, by expressions of their names; `divided` is one, and attributes."""
+    names = {COLUMNS: columns, ROWS: rows, FUSED_COLUMNS: fused}
+    styles = {rf"{layer}\.{name}": style for style, found in names.items() for name in found.split()}
+    return TensorPlan(styles, sizes, {rf"{layer}\.{divided[0]}": divided[1:]} if divided else {})
+
+
 _HEADS = ("num_attention_heads", "intermediate_size")
 _CODER_HEADS = ("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim")
-_CODER = r"(encoder|decoder)\.layers\.\d+"
-_BERT = TensorPlan(
-    {
-        r"encoder\.layer\.\d+\.(attention\.self\.(query|key|value)|intermediate\.dense)": COLUMNS,
-        r"encoder\.layer\.\d+\.attention\.output\.dense": ROWS,
-        r"encoder\.layer\.\d+\.output\.dense": ROWS,
-    },
+_CODER = (r"(encoder|decoder)\.layers\.\d+", r"(self_attn|encoder_attn)\.[qkv]_proj fc1",
+          r"(self_attn|encoder_attn)\.out_proj fc2", _CODER_HEADS)  # fmt: skip
+_BERT = _plan(
+    r"encoder\.layer\.\d+",
+    r"(attention\.self\.(query|key|value)|intermediate\.dense)",
+    r"attention\.output\.dense output\.dense",
     _HEADS,
 )
-_BART = TensorPlan(
-    {
-        rf"{_CODER}\.(self_attn|encoder_attn)\.[qkv]_proj": COLUMNS,
-        rf"{_CODER}\.(self_attn|encoder_attn)\.out_proj": ROWS,
-        rf"{_CODER}\.fc1": COLUMNS,
-        rf"{_CODER}\.fc2": ROWS,
-    },
-    _CODER_HEADS,
-)
-_WAV2VEC2 = TensorPlan(
-    {
-        r"encoder\.layers\.\d+\.attention\.[qkv]_proj": COLUMNS,
-        r"encoder\.layers\.\d+\.attention\.out_proj": ROWS,
-        r"encoder\.layers\.\d+\.feed_forward\.intermediate_dense": COLUMNS,
-        r"encoder\.layers\.\d+\.feed_forward\.output_dense": ROWS,
-    },
+_WAV2VEC2 = _plan(
+    r"encoder\.layers\.\d+",
+    r"attention\.[qkv]_proj feed_forward\.intermediate_dense",
+    r"attention\.out_proj feed_forward\.output_dense",
     _HEADS,
 )
+# The columns of the table of relative positions are heads.
+_T5_ATTENTION = "(SelfAttention|EncDecAttention)"
+_T5_COLUMNS = rf"{_T5_ATTENTION}\.([qkv]|relative_attention_bias) DenseReluDense\.wi(_\d)?"
 PLANS: dict[str, TensorPlan] = {
-    "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
-    "electra": _BERT,
-    "distilbert": TensorPlan(
-        {
-            r"transformer\.layer\.\d+\.attention\.[qkv]_lin": COLUMNS,
-            r"transformer\.layer\.\d+\.attention\.out_lin": ROWS,
-            r"transformer\.layer\.\d+\.ffn\.lin1": COLUMNS,
-            r"transformer\.layer\.\d+\.ffn\.lin2": ROWS,
-        },
-        ("n_heads", "hidden_dim"),
-    ),
-    "vit": TensorPlan(
-        {
-            r"layers\.\d+\.attention\.[qkv]_proj": COLUMNS,
-            r"layers\.\d+\.attention\.o_proj": ROWS,
-            r"layers\.\d+\.mlp\.fc1": COLUMNS,
-            r"layers\.\d+\.mlp\.fc2": ROWS,
-        },
-        _HEADS,
-    ),
-    "t5": TensorPlan(
-        {
-            # The columns of the table of relative positions are heads.
-            r".*\.(SelfAttention|EncDecAttention)\.([qkv]|relative_attention_bias)": COLUMNS,
-            r".*\.(SelfAttention|EncDecAttention)\.o": ROWS,
-            r".*\.DenseReluDense\.wi(_\d)?": COLUMNS,
-            r".*\.DenseReluDense\.wo": ROWS,
-        },
-        ("num_heads", "d_ff"),
-        {r".*\.(SelfAttention|EncDecAttention)": ("n_heads", "inner_dim")},
-    ),
-    "bart": _BART,
-    "marian": _BART,
-    "mbart": _BART,
-    "whisper": TensorPlan(
-        _BART.styles, _CODER_HEADS, {rf"{_CODER}\.(self_attn|encoder_attn)": ("num_heads",)}
-    ),
-    "gpt2": TensorPlan(
-        {
-            r"h\.\d+\.attn\.c_attn": FUSED_COLUMNS,
-            r"h\.\d+\.attn\.c_proj": ROWS,
-            r"h\.\d+\.mlp\.c_fc": COLUMNS,
-            r"h\.\d+\.mlp\.c_proj": ROWS,
-        },
-        ("n_head", "n_inner"),
-        {r"h\.\d+\.attn": ("split_size",)},
-    ),
-    "wav2vec2": _WAV2VEC2,
-    "hubert": _WAV2VEC2,
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra"), _BERT),
+    "distilbert": _plan(r"transformer\.layer\.\d+", r"attention\.[qkv]_lin ffn\.lin1",
+                        r"attention\.out_lin ffn\.lin2", ("n_heads", "hidden_dim")),
+    "vit": _plan(r"layers\.\d+", r"attention\.[qkv]_proj mlp\.fc1", r"attention\.o_proj mlp\.fc2", _HEADS),
+    "t5": _plan(".*", _T5_COLUMNS, rf"{_T5_ATTENTION}\.o DenseReluDense\.wo", ("num_heads", "d_ff"),
+                (_T5_ATTENTION, "n_heads", "inner_dim")),
+    **dict.fromkeys(("bart", "marian", "mbart"), _plan(*_CODER)),
+    "whisper": _plan(*_CODER, ("(self_attn|encoder_attn)", "num_heads")),
+    "gpt2": _plan(r"h\.\d+", r"mlp\.c_fc", r"attn\.c_proj mlp\.c_proj", ("n_head", "n_inner"),
+                  ("attn", "split_size"), fused=r"attn\.c_attn"),
+    **dict.fromkeys(("wav2vec2", "hubert"), _WAV2VEC2),
 }  # fmt: skip
 """The toolkit's own plans, by `model_type`, for architectures for which transformers has none."""
 LIBRARY_PLANS = (

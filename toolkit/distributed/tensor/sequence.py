@@ -68,11 +68,11 @@ def split_tokens(model: Any, mesh: DeviceMesh, found: Mapping[str, tuple[nn.Modu
     """Makes each stack of a model's layers compute on this process's tokens outside of what `split_modules` found."""
     layers, modules = {*layers_of(model)}, dict(model.base_model.named_modules())
     # What begins with split layers: attention and MLP, or the layer where a block has several of them.
-    readers: dict[nn.Module, None] = {}
+    readers: set[nn.Module] = set()
     for name, (module, style) in found.items():
         if style in (COLUMNS, FUSED_COLUMNS, GATHERED_COLUMNS):
             parent = modules[name.rpartition(".")[0]]
-            readers[module if parent in layers else parent] = None
+            readers.add(module if parent in layers else parent)
     for stack in stacks_of(model):
         tokens = Tokens(mesh)
         # Before the hook of a segment that is recomputed, which records what its first layer computes on.

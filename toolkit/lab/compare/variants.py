@@ -142,19 +142,14 @@ def read_switch(text: str, configured: Mapping[str, str]) -> list[Settings]:
         for further in more:
             name, _, other = further.partition("=")
             settings[name] = _unquoted(other)
-        _reject_own(settings)
+        if own := next((name for name in settings if name in OWN), None):
+            raise InputError(f"--switch: {own} is set by the comparison itself; {OWN[own]}")
         if settings in found:
             raise InputError(f"--switch: received {value!r} twice for {key}")
         found.append(settings)
     if len(found) == 1 and key in configured:
         found.insert(0, {key: configured[key]})
     return found
-
-
-def _reject_own(settings: Settings) -> None:
-    for key in settings:
-        if key in OWN:
-            raise InputError(f"--switch: {key} is set by the comparison itself; {OWN[key]}")
 
 
 def _unquoted(text: str) -> str:

@@ -261,13 +261,9 @@ def _as_given(guesses: Sequence[Guess], loaded: Loaded) -> list[Guess]:
     """Returns the guesses with the values that were given instead, and everything else that was given."""
     values = flatten(loaded.config)
     given = {key: Guess(key, values[key], AS_GIVEN) for key, origin in loaded.origins.items() if origin == "override"}
-    kept = [given.pop(guess.key, guess) for guess in guesses if guess.key in given or _is_set(guess, values)]
+    # Naming a new model's type clears `model.name_or_path`.
+    kept = [given.pop(each.key, each) for each in guesses if each.key in given or values.get(each.key, "") is not None]
     return kept + list(given.values())
-
-
-def _is_set(guess: Guess, values: Mapping[str, Any]) -> bool:
-    """Whether a setting is still that of the guess; naming a new model's type clears `model.name_or_path`."""
-    return guess.key not in values or values[guess.key] is not None
 
 
 def _nested(guesses: Iterable[Guess]) -> dict[str, Any]:

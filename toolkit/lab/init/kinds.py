@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import pstdev
 from typing import Any
 
@@ -249,6 +250,13 @@ def similarity(sample: Sample) -> list[Guess]:
     return [Guess("task.loss", "cosent", f"{sample.columns['score']!r} says how similar they are")]
 
 
+_PROMPTS = partial(Kind, "prompts", "language_modeling", limits=answers)
+_ANSWERED = partial(_PROMPTS, "prompts and completions", texts=("prompt",), settings=[data_format("prompt_completion")])
+_PREFERENCE = partial(Kind, "preference", "preference", limits=both_answers)
+_LABELLED = partial(Kind, "text", "reviews", texts=("text",), settings=[label_settings])
+_SEARCH = partial(Kind, "search", "embeddings", limits=each_text)
+_ANSWERS = partial(_SEARCH, "queries with texts that answer them", texts=("anchor", "positive"))
+
 KINDS = (
     Kind(
         *("token_classification", "token_classification", "texts with a tag for each token"),
@@ -256,16 +264,10 @@ KINDS = (
         texts=("tokens",),
         limits=spans,
     ),
-    Kind(
-        *("preference", "preference", "better and worse answers"),
-        find=find_preferences,
-        limits=both_answers,
-        settings=[conversations],
-    ),
-    Kind(
-        *("preference", "preference", "good and bad completions"),
+    _PREFERENCE("better and worse answers", find=find_preferences, settings=[conversations]),
+    _PREFERENCE(
+        "good and bad completions",
         find=find_judged,
-        limits=both_answers,
         settings=[lambda sample: [Guess("task.loss", "kto", "each completion has a label of its own")], conversations],
     ),
     Kind(
@@ -274,12 +276,7 @@ KINDS = (
         limits=answers,
         settings=[data_format("messages")],
     ),
-    Kind(
-        *("prompts", "language_modeling", "instructions with inputs and outputs"),
-        find=find_instructions,
-        limits=answers,
-        settings=[data_format("alpaca")],
-    ),
+    _PROMPTS("instructions with inputs and outputs", find=find_instructions, settings=[data_format("alpaca")]),
     Kind(
         *("speech", "speech_recognition", "recordings with their transcripts"),
         find=find_speech,
@@ -306,13 +303,7 @@ KINDS = (
         limits=windows,
         settings=[unanswerable],
     ),
-    Kind(
-        *("prompts", "language_modeling", "prompts and completions"),
-        find=find_named_prompts,
-        texts=("prompt",),
-        limits=answers,
-        settings=[data_format("prompt_completion")],
-    ),
+    _ANSWERED(find=find_named_prompts),
     Kind(
         *("translation", "translation", "texts in two languages"),
         find=find_pair,
@@ -320,45 +311,15 @@ KINDS = (
         limits=truncation(max_source_length="source", max_target_length="target"),
         settings=[translated_languages],
     ),
-    Kind(
-        *("search", "embeddings", "queries with texts that answer them"),
-        find=find_search("query", "positive"),
-        texts=("anchor", "positive"),
-        limits=each_text,
+    _ANSWERS(find=find_search("query", "positive")),
+    _LABELLED(
+        "pairs of texts with a label", find=find_texts(pairs=True), limits=truncation(max_length="text text_pair")
     ),
-    Kind(
-        *("text", "reviews", "pairs of texts with a label"),
-        find=find_texts(pairs=True),
-        texts=("text",),
-        limits=truncation(max_length="text text_pair"),
-        settings=[label_settings],
-    ),
-    Kind(
-        *("text", "reviews", "texts in two columns with a label"),
-        find=find_texts(pairs=False),
-        texts=("text",),
-        limits=truncation(max_length="text"),
-        settings=[label_settings],
-    ),
-    Kind(
-        *("text", "reviews", "texts with a label"),
-        find=roles(LABEL_ROLE, TEXT_ROLE),
-        texts=("text",),
-        limits=truncation(max_length="text"),
-        settings=[label_settings],
-    ),
-    Kind(
-        *("prompts", "language_modeling", "prompts and completions"),
-        find=find_prompts,
-        texts=("prompt",),
-        limits=answers,
-        settings=[data_format("prompt_completion")],
-    ),
-    Kind(
-        *("search", "embeddings", "titles with their abstracts"),
-        find=find_search("title", "abstract", alone=True),
-        texts=("anchor", "positive"),
-        limits=each_text,
+    _LABELLED("texts in two columns with a label", find=find_texts(pairs=False), limits=truncation(max_length="text")),
+    _LABELLED("texts with a label", find=roles(LABEL_ROLE, TEXT_ROLE), limits=truncation(max_length="text")),
+    _ANSWERED(find=find_prompts),
+    _SEARCH(
+        "titles with their abstracts", find=find_search("title", "abstract", alone=True), texts=("anchor", "positive")
     ),
     Kind(
         *("summarization", "summarization", "texts with summaries"),
@@ -370,19 +331,8 @@ KINDS = (
         limits=truncation(max_source_length="document", max_target_length="summary"),
         settings=[summary_prefix],
     ),
-    Kind(
-        *("search", "embeddings", "queries with texts that answer them"),
-        find=find_search("query question premise", "document passage paragraph answer entailment"),
-        texts=("anchor", "positive"),
-        limits=each_text,
-    ),
-    Kind(
-        *("search", "embeddings", "pairs of texts with a score"),
-        find=find_scored,
-        texts=("text", "text_pair"),
-        limits=each_text,
-        settings=[similarity],
-    ),
+    _ANSWERS(find=find_search("query question premise", "document passage paragraph answer entailment")),
+    _SEARCH("pairs of texts with a score", find=find_scored, texts=("text", "text_pair"), settings=[similarity]),
     Kind(
         *("language_modeling", "language_modeling", "plain text"),
         find=find_plain_text,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import ConfigError
-from toolkit.config.problems import Rule
+from toolkit.config.problems import CHANGED, clash, is_meant, several
 from toolkit.config.sections import Config
 
 if TYPE_CHECKING:
@@ -120,34 +120,23 @@ POSITIONED = frozenset((
     "seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma",
 ))  # fmt: skip
 """Decoders that take positions, from which transformers finds where a row begins; tested likewise."""
-_PADDED = tuple(
-    Rule(when, (KEY, other), why, f"set {KEY} to auto")
-    for when, other, why in (
-        (lambda c: c.train.torch_compile, "train.torch_compile",
-         "compiled code would be compiled again for every number of tokens"),
-        (lambda c: c.train.pad_to_multiple_of is not None, "train.pad_to_multiple_of",
-         "pad_to_multiple_of has no effect without padding"),
-        (lambda c: c.train.mixed_precision == "fp8", "train.mixed_precision",
-         "fp8 matmuls need multiples of 16, but the number of tokens varies"),
-        (lambda c: c.parallel.pipeline > 1, "parallel.pipeline",
-         "the stages of a pipeline exchange batches of one shape"),
-        (lambda c: c.parallel.sequence, "parallel.sequence",
-         "layers would find the tokens of some processes only"),
-        (lambda c: c.parallel.context > 1, "parallel.context",
-         "the processes of a group compute equally many positions of each row"),
-        (lambda c: c.parallel.backend == "deepspeed", "parallel.backend",
-         "this has not been compared under DeepSpeed"),
-    )
-)  # fmt: skip
-"""With which settings a run is padded."""
-
-
-def _if_asked_for(rule: Rule, value: bool | str = True) -> Rule:
-    return replace(rule, when=lambda c: c.train.unpadded == value and rule.when(c))
-
-
+_PADDED: dict[str, tuple[Any, str]] = {
+    "train.torch_compile": (True, "compiled code would be compiled again for every number of tokens"),
+    "train.pad_to_multiple_of": (CHANGED, "pad_to_multiple_of has no effect without padding"),
+    "train.mixed_precision": ("fp8", "fp8 matmuls need multiples of 16, but the number of tokens varies"),
+    "parallel.pipeline": (several, "the stages of a pipeline exchange batches of one shape"),
+    "parallel.sequence": (True, "layers would find the tokens of some processes only"),
+    "parallel.context": (several, "the processes of a group compute equally many positions of each row"),
+    "parallel.backend": ("deepspeed", "this has not been compared under DeepSpeed"),
+}
+"""With which settings a run is padded, and why."""
 _UNSHARED = ("train.torch_compile", "parallel.context", "parallel.pipeline", "parallel.sequence")
-RULES = (*map(_if_asked_for, _PADDED), *(_if_asked_for(rule, PACKED) for rule in _PADDED if rule.keys[1] in _UNSHARED))
+RULES = tuple(
+    clash({KEY: value, other: meant}, why, f"set {KEY} to auto")
+    for value, others in ((True, _PADDED), (PACKED, _UNSHARED))
+    for other, (meant, why) in _PADDED.items()
+    if other in others
+)
 """Part of `toolkit.checks.rules.RULES`."""
 DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout", "dropout_rate")
 """Fields with the dropout of attention weights."""
@@ -198,7 +187,7 @@ def choose(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool 
             return False
         if device.type == "cuda" and (isinstance(covered, Islands) or not _has_fast_kernel(cfg, config, device)):
             return False
-    return not any(rule.when(cfg) for rule in _PADDED)
+    return not any(is_meant(cfg, key, meant) for key, (meant, _) in _PADDED.items())
 
 
 def _has_fast_kernel(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool:
