@@ -44,6 +44,8 @@ STRATEGIES = {
     "3d": "replicas, tensor, pipeline (3D)",
     "zero1-tensor": "ZeRO-1, replicas, tensor",
     "sequence": "tensor, sequence",
+    "expert": "expert",
+    "fsdp-expert": "FSDP2, expert",
 }
 TASKS = {
     "reviews": "text classification (BERT)",
@@ -54,6 +56,7 @@ TASKS = {
     "vit": "image classification (ViT)",
     "image": "image classification (ConvNeXt)",
     "speech": "audio classification (Wav2Vec2)",
+    "moe": "mixture of experts (Mixtral)",
 }
 ENGINES = ("loop", "trainer")
 

@@ -21,8 +21,8 @@ FIGURES = ROOT / "docs" / "strategies.json"
 WRITES_FIGURES = bool(os.environ.get("WRITE_FIGURES"))
 """Whether to train every cell of the table in the docs, and every further run. Otherwise, those of `COVER`."""
 KINDS = {"data": (), "tensor": ("parallel.tensor=2",), "pipeline": ("parallel.pipeline=2",),
-         "context": ("parallel.context=2",)}  # fmt: skip
-"""Settings of strategies of each kind: those that split layers, positions, or put layers in stages; all others."""
+         "context": ("parallel.context=2",), "expert": ("parallel.expert=2",)}  # fmt: skip
+"""Settings of strategies of each kind: those that split layers, positions or experts, or have stages; all others."""
 
 
 def train_all(folder: Path, processes: int) -> None:

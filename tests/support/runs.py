@@ -46,7 +46,7 @@ SIZES = {
 }
 """Overrides instead of `TINY` for models whose configurations have other fields."""
 
-SEVERAL = ("qa", "language_modeling", "language_modeling/smoke_masked")
+SEVERAL = ("qa", "language_modeling", "language_modeling/smoke_masked", "language_modeling/smoke_moe")
 """Configurations whose rows give three or four features each."""
 
 

@@ -48,6 +48,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "vit": ("reviews/smoke_image", *SGD, *VIT),
     "image": ("reviews/smoke_image", *SGD),
     "speech": ("reviews/smoke_audio", *SGD, *SPEECH),
+    "moe": ("language_modeling/smoke_moe", *SGD, "model.from_config.router_aux_loss_coef=0.5"),
 }
 """Recipe and settings of each task in the table of docs/parallel.md, which both engines train."""
 FURTHER: dict[str, tuple[str, ...]] = {
@@ -102,13 +103,16 @@ STRATEGIES: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "3d": (8, 2, ("parallel.replicas=2", "parallel.tensor=2", "parallel.pipeline=2")),
     "zero1-tensor": (4, 2, ("parallel.replicas=2", "parallel.tensor=2", "parallel.zero_stage=1")),
     "sequence": (2, 1, ("parallel.tensor=2", "parallel.sequence=true")),
+    "expert": (2, 2, ("parallel.expert=2",)),
+    "fsdp-expert": (2, 2, ("parallel.fsdp=2", "parallel.expert=2")),
 }
 """Number of processes, of data ranks, and settings of each strategy."""
 ONLY = {
-    "parallel.tensor=2": [task for task in TASKS if task != "image"],
-    "parallel.sequence=true": [task for task in TASKS if task not in ("image", "speech")],
+    "parallel.tensor=2": [task for task in TASKS if task not in ("image", "moe")],
+    "parallel.sequence=true": [task for task in TASKS if task not in ("image", "speech", "moe")],
     "parallel.context=2": ["reviews", "qa", "language_modeling", "masked"],
     "parallel.pipeline=2": ["reviews", "qa", "language_modeling", "masked", "vit"],
+    "parallel.expert=2": ["moe"],
 }
 """Tasks whose architectures can be split so."""
 CELLS = {
@@ -171,6 +175,8 @@ COVER: dict[str, tuple[str, ...]] = {
     "3d": ("qa", "reviews:trainer"),
     "zero1-tensor": ("adafactor", "gpt2", "reviews:trainer"),
     "sequence": ("reviews", "translation", "vit", "recompute", "nested", "few", "language_modeling:trainer"),
+    "expert": ("moe", "moe:trainer"),
+    "fsdp-expert": ("moe", "moe:trainer"),
 }  # fmt: skip
 """The runs that are trained unless the whole table is asked for: both engines with every strategy, every task with
 every kind of split, and every run of `FURTHER`. FSDP and split layers, which know each architecture, have all tasks;
