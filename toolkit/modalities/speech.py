@@ -146,7 +146,9 @@ def _new_tokenizer(texts: Iterator[str], config: PreTrainedConfig, options: Any)
     if config.model_type == "whisper":
         return _whisper_tokenizer(texts, config, options)
     length, inputs = options.max_target_length, seq2seq.MODEL_INPUTS
-    return text.train_tokenizer(texts, config.vocab_size, seq2seq.STYLE, length, inputs)
+    made: Any = text.train_tokenizer((f" {each}" for each in texts), config.vocab_size, seq2seq.STYLE, length, inputs)
+    made.backend_tokenizer.pre_tokenizer.add_prefix_space = True  # as published ones, so that joined parts have spaces
+    return made
 
 
 def _joined(extractor: Any, tokenizer: PreTrainedTokenizerBase) -> Processor:
