@@ -314,10 +314,7 @@ def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
 
 
 def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) -> TrainedRun:
-    """Loads a finished run's processor and model onto the device, after verifying their checksums.
-
-    Raises ConfigError before the weights are read if settings of the task do not fit the model or the processor.
-    """
+    """Loads a run's processor and model, after verifying their checksums; raises ConfigError if settings do not fit."""
     saved = RunFolder(folder).model
     on_main(accelerator, require_intact_model, folder)
     model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})
