@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from every_tool import spread
-from pairs import ROOT, parser, read_options, write
+from pairs import ROOT, cpu, parser, read_options, write
 
 NAME = "spoken_digits"
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -78,8 +78,17 @@ def measured(case: str, options: Any) -> dict[str, Any]:
     return {
         **spread(seconds), "unheard": unheard, "settings": settings, "metric": "WER",
         "scores": {"spoken_digits.yaml": [run["wer"] for run in runs]},
-        "seconds_per_run": {"spoken_digits.yaml": seconds}, "by_seed": runs,
+        "seconds_per_run": {"spoken_digits.yaml": seconds}, "by_seed": runs, "measured": conditions(options),
     }  # fmt: skip
+
+
+def conditions(options: Any) -> str:
+    """Returns in words where and how a case is measured, because a file keeps cases of several runs."""
+    from toolkit.system.environment import checkout
+
+    state = checkout(ROOT)
+    clock = "CPU time" if options.cpu_time else "wall-clock time"
+    return f"{cpu()['cpu']}, threads: {options.threads}, {clock}; commit {state.commit[:12] if state else 'unknown'}"
 
 
 def main() -> None:
@@ -95,7 +104,11 @@ def main() -> None:
         first = cases.get("theo", cases[case])
         figures = {key: first[key] for key in ("seconds", "seconds_min", "seconds_max", "runs")}
         title = "spoken digits from scratch, scored on a speaker that is not in training"
-        write(NAME, "speech", title, {**figures, "cases": cases}, options)
+        places: dict[str, list[str]] = {}
+        for name, each in cases.items():
+            places.setdefault(each["measured"], []).append(name)
+        note = "; ".join(f"{', '.join(names)}: {place}" for place, names in places.items())
+        write(NAME, "speech", title, {**figures, "cases": cases, "note": f"Measured with {note}."}, options)
 
 
 if __name__ == "__main__":

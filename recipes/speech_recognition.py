@@ -34,8 +34,8 @@ from toolkit.api.batch import (
     Row,
 )
 from toolkit.api.task import Task
-from toolkit.base.errors import ConfigError
 from toolkit.config.fields import Column
+from toolkit.config.paths import source_of
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
 from toolkit.main import main
 from toolkit.metrics.transcription import (
@@ -217,7 +217,8 @@ class SpeechRecognition(Task):
     def processor_problems(self, processor: Processor) -> list[str]:
         by_row = "language" in self.cfg.data.columns
         found = language_problems(processor.tokenizer, self.options, by_row)
-        return [*found, *seq2seq.generation_problems(self.options.generation)]
+        times = self.speech.time_problems(source_of(self.cfg)) if self.options.word_times else []
+        return [*found, *times, *seq2seq.generation_problems(self.options.generation)]
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
@@ -316,9 +317,6 @@ class SpeechRecognition(Task):
     def generation_fields(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         if self.state["ctc"]:
             return {}
-        if self.options.word_times and not getattr(model.generation_config, "alignment_heads", None):
-            why = "has no alignment_heads in its generation config, by which times are found; published Whispers have"
-            raise ConfigError([f"task.word_times: received true, but this {model.config.model_type} {why}"])
         tokenizer, options = processor.tokenizer, self.options
         language = None if "language" in self.cfg.data.columns else options.language
         own = generation_fields(tokenizer, language, options.task, self.state["start"])

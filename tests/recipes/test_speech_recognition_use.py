@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -30,6 +32,25 @@ RATE, SECONDS, CLIPS = 8000, 1.2, 20
 SILENT = round(0.4 * RATE)
 """Samples of silence before the speech of a clip, and after it."""
 FEW = ("train.max_steps=2", "checkpoint.save_steps=null", "eval.eval_steps=null")
+
+MOONSHINE = {
+    "model_type": "moonshine", "hidden_size": 48, "intermediate_size": 96, "vocab_size": 300,
+    "encoder_num_hidden_layers": 2, "encoder_num_attention_heads": 2, "encoder_num_key_value_heads": 2,
+    "decoder_num_hidden_layers": 2, "decoder_num_attention_heads": 2, "decoder_num_key_value_heads": 2,
+}  # fmt: skip
+BERT = {
+    "model_type": "wav2vec2-bert", "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 96, "conv_depthwise_kernel_size": 3, "layerdrop": 0.0, "mask_time_prob": 0.0,
+    "conformer_conv_dropout": 0.0,
+    **{f"{part}_dropout": 0.0 for part in ("hidden", "activation", "attention", "feat_proj", "final")},
+}  # fmt: skip
+HEARTS = {
+    "ctc": ("ctc", 250, "4.0e-3"),
+    "whisper": ("whisper", 150, "3.0e-3"),
+    "moonshine": ("whisper", 80, "3.0e-3", f"model.from_config={json.dumps(MOONSHINE)}", "task.language=null"),
+    "wav2vec2-bert": ("ctc", 150, "5.0e-3", f"model.from_config={json.dumps(BERT)}"),
+}
+"""Smoke configuration, epochs, learning rate and further settings with which a model learns clips by heart."""
 
 
 def clips(folder: Path) -> list[dict[str, str]]:
@@ -69,15 +90,22 @@ def settings(folder: Path, *more: str) -> tuple[str, ...]:
     return (*files, f"task.audio.max_seconds={SECONDS}", *sizes, "eval.eval_steps=null", *more)
 
 
+def by_heart(kind: str, folder: Path) -> SimpleNamespace:
+    """Returns a model that knows clips by heart: its folder, their rows, and whether it is CTC."""
+    rows, (config, epochs, rate, *more) = clips(folder), HEARTS[kind]
+    more += [f"train.num_train_epochs={epochs}", f"train.learning_rate={rate}"]
+    train(f"speech_recognition/smoke_{config}", folder / "run", *settings(folder, *more), sizes=())
+    return SimpleNamespace(folder=folder, run=folder / "run", rows=rows, ctc=config == "ctc", kind=kind)
+
+
 @pytest.fixture(scope="module", params=["ctc", "whisper"])
 def heart(request, tmp_path_factory) -> SimpleNamespace:
-    """Returns a model that knows clips by heart: its folder, their rows, and whether it is CTC."""
-    folder, ctc = tmp_path_factory.mktemp(request.param), request.param == "ctc"
-    rows = clips(folder)
-    epochs, rate = ("train.num_train_epochs=250", "train.learning_rate=4.0e-3") if ctc else (
-        "train.num_train_epochs=150", "train.learning_rate=3.0e-3")  # fmt: skip
-    train(f"speech_recognition/smoke_{request.param}", folder / "run", *settings(folder, epochs, rate), sizes=())
-    return SimpleNamespace(folder=folder, run=folder / "run", rows=rows, ctc=ctc)
+    return by_heart(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module", params=["moonshine", "wav2vec2-bert"])
+def other_heart(request, tmp_path_factory) -> SimpleNamespace:
+    return by_heart(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def pipeline_of(heart: SimpleNamespace) -> Any:
@@ -133,6 +161,28 @@ def test_five_minutes_are_transcribed_with_the_words_of_their_parts(heart, tmp_p
 
 
 @pytest.mark.slow
+def test_other_models_transcribe_long_recordings_with_the_words_of_their_parts(other_heart, tmp_path):
+    folder, rows = other_heart.folder, other_heart.rows
+    words = joined(folder, rows, 25, SECONDS)
+    table = write_rows(folder / "all.csv", [{"audio": "long.wav"}, *({"audio": row["audio"]} for row in rows)])
+    output = folder / "answers.csv"
+    assert run_command("predict", other_heart.run, "--input", table, "--output", output, "task.stride_length_s=0") == 0
+    with output.open() as file:
+        long, *short = [row["prediction"] for row in csv.DictReader(file)]
+    assert short == [row["text"] for row in rows]
+    blank = "" if other_heart.ctc else " "
+    assert long.replace(" ", blank) == blank.join(words).replace(" ", blank)
+
+    joined(folder, rows, 12, 0.7)  # cut in the middle of words
+    table = write_rows(folder / "one.csv", [{"audio": "long.wav"}])
+    (answer,) = [row["prediction"] for row in toolkit_answers(other_heart.run, table)]
+    (found,) = script_answers(exported(other_heart.run, tmp_path), table)
+    assert found["prediction"] == answer
+    if other_heart.ctc:  # of encoder-decoders, the pipeline joins only Whisper's parts, and repeats what others share
+        assert heard(pipeline_of(other_heart), folder / "long.wav", chunk_length_s=SECONDS)["text"].strip() == answer
+
+
+@pytest.mark.slow
 def test_long_recordings_are_transcribed_alike_by_predict_script_graph_and_pipeline(heart, tmp_path, capsys):
     joined(heart.folder, heart.rows, 12, 0.7)  # cut in the middle of words
     table = write_rows(heart.folder / "two.csv", [{"audio": "long.wav"}, {"audio": "clip3.wav"}])
@@ -153,9 +203,7 @@ def test_long_recordings_are_transcribed_alike_by_predict_script_graph_and_pipel
 @pytest.mark.slow
 def test_words_have_times_of_frames_as_in_the_pipeline(heart):
     if not heart.ctc:
-        with pytest.raises(ConfigError, match=r"task\.word_times: .* no alignment_heads"):
-            toolkit.load(heart.run, overrides=["task.word_times=true"])
-        return
+        pytest.skip("it has no alignment_heads, see below")
     joined(heart.folder, heart.rows, 4, 0.8)
     table = write_rows(heart.folder / "long.csv", [{"audio": "long.wav"}, {"audio": "clip0.wav"}])
     output = heart.folder / "times.csv"
@@ -192,6 +240,30 @@ def test_words_of_an_encoder_decoder_have_times_where_it_attends(tmp_path):
         assert all(0 <= each["start"] <= each["end"] <= SECONDS + 0.02 for each in one["words"])
         (alone,) = run.predict([{"audio": str(tmp_path / row["audio"])}])
         assert alone["words"] == one["words"]  # whatever else is in the batch
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "problem"),
+    [
+        ("whisper", "task.word_times=true", "task.word_times: received true, but this whisper has no alignment_heads"),
+        ("whisper", "task.generation={top_q: 1}", "task.generation.top_q: transformers has no such setting"),
+        ("ctc", "task.num_beams=2", "task.num_beams: has no effect on a wav2vec2"),
+    ],
+)
+def test_answers_that_a_model_cannot_give_are_rejected_before_its_weights_are_read(
+    kind, setting, problem, tmp_path, monkeypatch, capsys
+):
+    clips(tmp_path)
+    name, rows = f"speech_recognition/smoke_{kind}", settings(tmp_path, *FEW[:1])
+    train(name, tmp_path / "run", *rows, sizes=())
+    for place in ("toolkit.deploy.trained.build_model", "toolkit.run.build_for"):
+        monkeypatch.setattr(place, Mock(side_effect=AssertionError("the weights are read")))
+    assert run_command("predict", tmp_path / "run", "--input", tmp_path / "clips.csv", setting) == 2
+    assert problem in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        train(name, tmp_path / "other", *rows, setting, sizes=())
+    assert run_command("validate", "speech_recognition", "--config", f"smoke_{kind}", setting) == 2
+    assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("total", [50, 4000, 9600, 9601, 30_000, 123_456])

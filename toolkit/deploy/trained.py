@@ -314,7 +314,7 @@ def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
 
 
 def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) -> TrainedRun:
-    """Loads a finished run's processor and model onto the device, after verifying their checksums."""
+    """Loads a run's processor and model, after verifying their checksums; raises ConfigError if settings do not fit."""
     saved = RunFolder(folder).model
     on_main(accelerator, require_intact_model, folder)
     model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})
@@ -328,6 +328,10 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
         source = source_of_finished(base, cfg.offline_dir)
         on_main(accelerator, require_same_model, source, folder)
         further = {**task.pretrained_options(config, processor)}
+    asked = type(task)(replace(cfg, model=source, offline_dir=None))  # settings may be other than in training
+    problems = modalities.load(task.modality).check_model(config, task.options) + asked.processor_problems(processor)
+    if problems:
+        raise ConfigError(problems)
     network = build_model(source, config, task.auto_model(config), cfg.seed, further)
     network = with_generation(network, task.generation_fields(network, processor))
     if adapted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,28 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     }
     ours = [f"task.{name}: has no effect on a {kind}; remove it" for name, each in unused.items() if each]
     return ours or audio.clip_problems(config, options.audio)
+
+
+def time_problems(model: ModelConfig) -> list[str]:
+    """Returns why the words of a model have no times, as full messages; frames of CTC always have some.
+
+    Whisper's are found in the cross-attention of the heads that its generation config names (transformers'
+    `WhisperGenerationMixin._extract_token_timestamps`). Raises InputError if the configuration cannot be loaded.
+    """
+    from transformers import GenerationConfig
+
+    from toolkit.models.load import load_model_config
+
+    config, found = load_model_config(model), None
+    if is_ctc(config):
+        return []
+    if config.model_type == "whisper" and model.name_or_path is not None:
+        with suppress(OSError):  # it has no such file
+            found = GenerationConfig.from_pretrained(model.name_or_path, revision=model.revision or "main")
+    if getattr(found, "alignment_heads", None):
+        return []
+    why = f"this {config.model_type} has no alignment_heads in its generation config, by which times are found"
+    return [f"task.word_times: received true, but {why}; remove it, or train a published Whisper, or a CTC model"]
 
 
 def room(config: PreTrainedConfig) -> int | None:
@@ -123,7 +146,9 @@ def _new_tokenizer(texts: Iterator[str], config: PreTrainedConfig, options: Any)
     if config.model_type == "whisper":
         return _whisper_tokenizer(texts, config, options)
     length, inputs = options.max_target_length, seq2seq.MODEL_INPUTS
-    return text.train_tokenizer(texts, config.vocab_size, seq2seq.STYLE, length, inputs)
+    made: Any = text.train_tokenizer((f" {each}" for each in texts), config.vocab_size, seq2seq.STYLE, length, inputs)
+    made.backend_tokenizer.pre_tokenizer.add_prefix_space = True  # as published ones, so that joined parts have spaces
+    return made
 
 
 def _joined(extractor: Any, tokenizer: PreTrainedTokenizerBase) -> Processor:
