@@ -234,7 +234,6 @@ CONFLICTS = {
     "parallel.expert=2 parallel.fsdp=2 parallel.offload=true": "would stay on the device; remove parallel.offload",
     "parallel.expert=2 parallel.zero_stage=1": "replicas would share the updates of experts",
     "parallel.expert=2 parallel.context=2": "experts are exchanged between processes that read different rows",
-    "parallel.sequence=true parallel.tensor=2 parallel.context=2": "context splits the same tokens already; remove",
     "parallel.expert=2 train.strategy=local_sgd": "local SGD needs a complete model on each process",
     "parallel.expert=2 train.torch_compile=true": "the model is compiled before it is split",
     "parallel.expert=2 train.mixed_precision=fp8": "are not synchronised over the parts of a model",
