@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from statistics import fmean
@@ -72,13 +73,23 @@ def test_the_peak_of_segments_is_that_counted(tmp_path, setting):
     assert planned.passing > planned.states / 2  # what is recomputed decides
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+CELLS = {
+    2: ("DDP", "ZeRO-2", "FSDP2", "tensor, sequence", "context", "pipeline, 1F1B"),
+    4: ("HSDP", "FSDP2, tensor", "FSDP2, context", "FSDP2, pipeline", "replicas, tensor", "ZeRO-1"),
+}
+"""Strategies of bench_sharding.py by the number of processes."""
+KINDS = [*itertools.product(("full", "none", "selective"), ("bf16", "float32"))]
+"""Recomputation and precision, each for one of them."""
+
+
+@pytest.mark.parametrize("processes", CELLS)
 def test_peaks_of_strategies_are_those_counted(processes):
-    cases = [(name, settings) for name, number, settings in bench_sharding.pairs_of_values() if number == processes]
-    some = dict(cases[:: len(cases) // 6][:6])
-    counted = bench_sharding.measured(some, processes)
-    assert len(counted) == 6
-    for name, found in counted.items():
-        assert bench_sharding.planned(some[name], processes)["planned"] == pytest.approx(found["counted"], rel=0.1), (
-            name
-        )
+    cases = {}
+    for strategy, (recomputed, precision) in zip(CELLS[processes], KINDS, strict=True):
+        values = strategy, str(processes), precision, recomputed, "4"
+        case = dict(zip(bench_sharding.FACTORS, values, strict=True))
+        cases[", ".join(values)] = bench_sharding.settings_of(case)
+    counted = bench_sharding.measured(cases, processes)
+    for name, settings in cases.items():
+        planned = bench_sharding.planned(settings, processes)["planned"]
+        assert planned == pytest.approx(counted[name]["counted"], rel=0.1), name

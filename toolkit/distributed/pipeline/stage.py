@@ -63,7 +63,8 @@ class Stage:
         for index, layer in enumerate(parts.stack):
             kept = layer if index in held else nn.Identity()
             parts.stack[index] = kept
-            kept.forward = self._gate(index, kept.forward)
+            # That of its class when it is called: FSDP2 gives a layer another one, whose `forward` recomputes it.
+            kept.forward = self._gate(index, vars(kept).get("forward") or partial(_of_class, kept))
         # Inside the model's own hooks: FSDP2's must see the end of each pass.
         model.forward = partial(self._until_cut, model.forward)
 
@@ -101,6 +102,10 @@ class Stage:
             return self._receive(hidden_states) if index == self._layers.start - 1 else hidden_states
 
         return gate
+
+
+def _of_class(layer: nn.Module, *arguments: Any, **named: Any) -> Tensor:
+    return cast(Tensor, type(layer).forward(layer, *arguments, **named))
 
 
 def _no_embeddings(module: nn.Embedding, ids: Tensor) -> Tensor:

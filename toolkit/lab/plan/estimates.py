@@ -8,6 +8,7 @@ in the order 1F1B (Narayanan et al. 2020, arXiv 2006.09503). Times are those of 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -189,7 +190,13 @@ def _peak(
     vocabulary = _vocabulary(f, mesh) * mesh.context
     shares = {"gradients": gradients, "weight_copies": replica, "activations": kept, "logits": 1 / vocabulary}
     shares["working"] = 1 / (mesh.context * (mesh.tensor if f.recomputed else 1))
-    held = [sum(shares.get(kind, 1.0) * size for kind, size in phase.items() if kind not in HELD) for phase in f.phases]
+    # Of shards, a weight's gradient is in `_copies`, and so is all other working memory if nothing is recomputed.
+    spare = 0.0 if mesh.fsdp == 1 else f.largest if f.recomputed else math.inf
+    held = [
+        sum(shares.get(kind, 1.0) * size for kind, size in phase.items() if kind not in HELD)
+        - shares["working"] * min(spare, phase.get("working", 0))
+        for phase in f.phases
+    ]
     turning = kept * f.activations + f.logits / vocabulary + replica * f.weight_copies
     stepping = f.step_peak - f.states - (1 - gradients) * f.gradients
     waiting = f.batch - max((phase.get("batch", 0) for phase in f.phases), default=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -173,12 +174,9 @@ class Strategy:
 
 
 class Planner:
-    """Estimates strategies for a step of the same rows as with data parallelism, each from its own micro-batch.
+    """Estimates strategies for a step of the same rows as with data parallelism, from the step of a single device.
 
-    Args:
-        subject: the step of a single device.
-        processes: number of processes.
-        load: for settings of `parallel`, and those that keep the rows of a step.
+    `load` takes settings of `parallel` and those that keep the rows.
     """
 
     def __init__(self, subject: Subject, processes: int, load: Load) -> None:
@@ -241,17 +239,14 @@ class Planner:
         """Returns all splits of the model over the processes: without offloading first, then the fastest."""
         found = []
         for settings in _splits(self.processes):
-            try:
+            with suppress(ConfigError):  # not a way to train this model
                 found.append(self.estimate(Technique(_kind(settings), self.processes, settings, "", "")))
-            except ConfigError:  # not a way to train this model
-                continue
         return sorted(found, key=lambda split: ("offload" in split.name, split.seconds, split.memory))
 
 
 def _splits(processes: int) -> Iterator[dict[str, str]]:
     """Yields the settings of ZeRO-1 and 2, and of every product of sizes, FSDP2 also with offloading."""
-    yield {"parallel.zero_stage": "1"}
-    yield {"parallel.zero_stage": "2"}
+    yield from ({"parallel.zero_stage": stage} for stage in "12")
     divisors = [size for size in range(1, processes + 1) if processes % size == 0]
     for sizes in product(divisors, repeat=4):
         named = dict(zip(SIZES[1:], sizes, strict=True))

@@ -278,13 +278,8 @@ def split_blocks(found: Splits, processes: int, capacity: int) -> Iterator[Block
     yield splits_table(best, f"Splits that fit {processes} x {format_bytes(capacity)}, the fastest first")
     if (more := len(found.fitting) - len(best)) > 0:
         yield Text(f"The {MAX_SPLITS} fastest, and the fastest of each other kind; {more} more fit (--output FILE).")
-    m = MACHINE
-    yield Text(
-        f"Times are estimated for machines like a {m.name}: {m.devices} devices, each of {m.flops / 1e12:.0f} TFLOP/s "
-        f"in 16 bits ({m.flops_of_tf32 / 1e12:.0f} in TF32, {m.flops_of_float32 / 1e12:.1f} in float32), of which "
-        f"{m.reached:.0%} are reached; {m.inside / 1e9:.0f} GB/s inside a machine, {m.outside / 1e9:.0f} GB/s between "
-        "two. Memory includes the driver's."
-    )
+    links = f"{MACHINE.inside / 1e9:.0f} GB/s inside a machine, {MACHINE.outside / 1e9:.0f} GB/s between two"
+    yield Text(f"Times are estimated for machines like a {MACHINE.name}, {links} (docs/plan.md).")
     yield Text("Settings of the first:")
     yield _settings([*found.switches, *found.fitting[0].overrides])
 
