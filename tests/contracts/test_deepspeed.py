@@ -81,7 +81,7 @@ def test_each_process_holds_its_share(output, stage):
     if stage == 3:
         assert split["memory"]["parameters"] < 0.55 * one["memory"]["parameters"]
     replicas, fsdp = (2, 1) if stage == 1 else (1, 2)
-    assert split["mesh"] == {"replicas": replicas, "fsdp": fsdp, "context": 1, "tensor": 1, "pipeline": 1}
+    assert split["mesh"] == {"replicas": replicas, "fsdp": fsdp, "context": 1, "tensor": 1, "pipeline": 1, "expert": 1}
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_both_engines_do_the_same(runs):
 
 def test_the_run_records_the_mesh(runs):
     mesh = json.loads((runs / "reviews-2" / "run.json").read_text())["mesh"]
-    assert mesh == {"replicas": 1, "fsdp": 1, "context": 1, "tensor": 1, "pipeline": 2}
+    assert mesh == {"replicas": 1, "fsdp": 1, "context": 1, "tensor": 1, "pipeline": 2, "expert": 1}
 
 
 def test_dropout_does_not_depend_on_the_schedule(runs):
