@@ -94,8 +94,11 @@ def test_processes_hold_shards_and_send_16_bits(output):
 
 def test_groups_of_shards_exchange_once_per_window(tmp_path):
     names = [f"llama/float64/{strategy}" for strategy in ("hsdp", "hsdp_all", "fsdp_tensor_all")]
-    fork([Path(sharded_runs.__file__), tmp_path, *names], 4, timeout=600)
-    sharded_runs.main(tmp_path, "llama/float64")
+    mixed = [f"llama/bf16/{strategy}" for strategy in ("hsdp", "fsdp_tensor", "fsdp_context", "fsdp_pipeline")]
+    fork([Path(sharded_runs.__file__), tmp_path, *names, *mixed], 4, timeout=900)
+    sharded_runs.main(tmp_path, *(f"llama/{precision}" for precision in ("float64", "float32", "bf16")))
+    far = {name: distance(run(tmp_path, name), run(tmp_path, "llama/float32")) for name in ("llama/bf16", *mixed)}
+    assert max(far.values()) <= 1.3 * far["llama/bf16"], far
     one = weights(run(tmp_path, "llama/float64"))
     for other in names:
         found = weights(run(tmp_path, other))

@@ -26,6 +26,8 @@ MODELS = {**{name: RUNS[name] for name in ("translation", "vit")}, "llama": LLAM
                    "num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 64, tie_word_embeddings: true}"),
           "frozen": (*LLAMA, "model.freeze=[model.embed_tokens.*]"),
           "whisper": ("speech_recognition/smoke_whisper",)}  # fmt: skip
+SHARING = ("tensor", "context", "pipeline")
+"""Dimensions whose processes read the same rows."""
 STRATEGIES = {
     "ddp": (),
     "fsdp": ("parallel.fsdp=2",),
@@ -49,6 +51,7 @@ STRATEGIES = {
         "train.activation_checkpointing=segments",
     ),
     "hsdp": ("parallel.fsdp=2", "parallel.replicas=2"),
+    **{f"fsdp_{name}": ("parallel.fsdp=2", f"parallel.{name}=2") for name in SHARING},
 }
 SHORT = ("train.max_steps=5", "checkpoint.save_steps=null", "eval.eval_steps=null", "train.unpadded=false")
 
@@ -61,7 +64,7 @@ def main(output: Path, *names: str) -> None:
         recipe, *own = MODELS[model]
         own = [each for each in own if not each.startswith(("train.optim", "train.learning_rate", "checkpoint"))]
         parallel = STRATEGIES[strategy[0]] if strategy else ()
-        data_size = processes // (2 if "parallel.tensor=2" in parallel else 1)
+        data_size = processes // (2 if any(f"parallel.{name}=2" in parallel for name in SHARING) else 1)
         rows = f"train.per_device_train_batch_size={ROWS // ACCUMULATION // data_size}"
         split = (rows, f"train.gradient_accumulation_steps={ACCUMULATION}", "train.global_batch_size=null")
         settings = [f"train.mixed_precision={'bf16' if precision == 'bf16' else 'no'}", "tracking.count_memory=true"]
