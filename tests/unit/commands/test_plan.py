@@ -89,17 +89,22 @@ def test_shards_follow_their_formulas() -> None:
     assert (shards.parameters, shards.gradients, shards.optimizer_state) == (1000, 1000, 2000)
     # A quarter of weights, state and gradients, activations, and what is gathered: all weights, or layers.
     layers = (4 + 1 / 4) * 500
-    assert costs(ADAM, window=1, parallel=zero2).peak == 1000 + 2000 + 1000 + 4000
-    assert costs(ADAM, window=1, parallel=fsdp).peak == 1000 + 2000 + 1000 + layers
+    assert costs(ADAM, window=1, parallel=zero2).peak == 1000 + 2000 + 250 + 900 + 4000
+    assert costs(ADAM, window=1, parallel=fsdp).peak == 1000 + 2000 + 250 + 900 + layers
+    # Those of earlier micro-batches are there at the peak of the last one.
+    last = replace(ADAM, phases=({"gradients": 4000, "activations": 900, "working": 100},))
+    shards = costs(last, parallel=fsdp)
     assert shards.peak == 1000 + 2000 + 1000 + 900 + layers
-    assert costs(ADAM, parallel=fsdp | by_window).peak == 1000 + 2000 + 4000 + 900 + layers, "complete gradients"
-    assert costs(ADAM, parallel=fsdp, mixed_precision="bf16").peak == shards.peak - 1.5 * 500
-    wide = replace(ADAM, layers=2)  # and 3,000 bytes that are in no layer
+    assert costs(last, parallel=fsdp | by_window).peak == 1000 + 2000 + 4000 + 900 + layers, "complete gradients"
+    assert costs(last, parallel=fsdp, mixed_precision="bf16").peak == shards.peak - 1.5 * 500
+    again = replace(last, recomputed=10, largest=30)  # whose gradient is beside the layers that are gathered
+    assert costs(again, parallel=fsdp).peak == shards.peak + 100 - 30
+    wide = replace(last, layers=2)  # and 3,000 bytes that are in no layer
     assert costs(wide, parallel=fsdp, mixed_precision="bf16").peak == 1000 + 2000 + 1000 + 900 + 4000, "all weights"
     hybrid = costs(ADAM, parallel={"replicas": 2, "fsdp": 2})
     assert hybrid.sent == 1 / 2 * (4 * 2 * 4000 + 4 * 4000) + 2 * 1 / 2 * 4000 / 2
     # On the device: gathered layers, activations, and the gradients that are accumulated.
-    offloaded = costs(ADAM, parallel=fsdp | {"offload": True})
+    offloaded = costs(last, parallel=fsdp | {"offload": True})
     assert (offloaded.states, offloaded.parameters) == (0, 1000)
     assert costs(ADAM, window=1, parallel=fsdp | {"offload": True}).peak < offloaded.peak < shards.peak
     # A weight with one row is held by one process, and padded in collectives.
@@ -109,7 +114,8 @@ def test_shards_follow_their_formulas() -> None:
 
 def test_sharded_gradients_move_the_peak_to_where_the_backward_pass_begins() -> None:
     half = replace(ADAM, weight_copies=2000, activations=3070, gradients_at_peak=4000, peak=12000 + 4500)
-    assert costs(half, window=1, parallel={"fsdp": 4}).peak == 1000 + 2000 + 3070 + (4 + 1 / 4) * 500
+    found = costs(half, window=1, parallel={"fsdp": 4}, mixed_precision="bf16")
+    assert found.peak == 1000 + 2000 + 3070 + (2.5 + 1 / 4) * 500
     split = costs(replace(half, tensor_parameters=4000), window=1, parallel={"tensor": 4})
     assert split.peak == 1000 + 2000 + (70 + 3000 / 4 + 2000 / 4), "and those of a split layer are split"
 
