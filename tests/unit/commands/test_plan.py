@@ -154,7 +154,7 @@ def test_splits_that_fit_are_sorted_by_time() -> None:
     planned = subject("bert", rows=2, gradient_accumulation_steps=2)
     planned.config.update({name: SIX[name] for name in ("num_hidden_layers", "num_attention_heads")})
     planner = Planner(planned, 8, loaded)
-    splits = planner.splits()
+    splits = [*planner.splits(), *planner.splits(offloaded=True)]
     found = fitting_splits([((), splits)], 10**9, lambda each: each.memory)
     assert {"DDP", "ZeRO-1", "FSDP2 (ZeRO-3)", "FSDP2, offload", "HSDP", "2D", "3D"} <= {
         split.name for split in found.fitting

@@ -235,18 +235,18 @@ class Planner:
             overrides, costs.waiting, costs.seconds, Mesh.of(cfg.parallel, self.processes).sizes,
         )  # fmt: skip
 
-    def splits(self) -> list[Strategy]:
-        """Returns all splits of the model over the processes: without offloading first, then the fastest."""
+    def splits(self, offloaded: bool = False) -> list[Strategy]:
+        """Returns all splits of the model over the processes, or all with offloading, the fastest first."""
         found = []
-        for settings in _splits(self.processes):
+        for settings in _splits(self.processes, offloaded):
             with suppress(ConfigError):  # not a way to train this model
                 found.append(self.estimate(Technique(_kind(settings), self.processes, settings, "", "")))
-        return sorted(found, key=lambda split: ("offload" in split.name, split.seconds, split.memory))
+        return sorted(found, key=lambda split: (split.seconds, split.memory))
 
 
-def _splits(processes: int) -> Iterator[dict[str, str]]:
-    """Yields the settings of ZeRO-1 and 2, and of every product of sizes, FSDP2 also with offloading."""
-    yield from ({"parallel.zero_stage": stage} for stage in "12")
+def _splits(processes: int, offloaded: bool) -> Iterator[dict[str, str]]:
+    """Yields the settings of ZeRO-1 and 2, and of every product of sizes, or of those with FSDP2 and offloading."""
+    yield from ({"parallel.zero_stage": stage} for stage in "12" if not offloaded)
     divisors = [size for size in range(1, processes + 1) if processes % size == 0]
     for sizes in product(divisors, repeat=4):
         named = dict(zip(SIZES[1:], sizes, strict=True))
@@ -255,9 +255,8 @@ def _splits(processes: int) -> Iterator[dict[str, str]]:
         settings = {f"parallel.{name}": str(size) for name, size in named.items() if size > 1}
         if settings and prod(sizes) < processes:
             settings = {"parallel.replicas": str(processes // prod(sizes))} | settings
-        yield settings
-        if named["fsdp"] > 1:
-            yield settings | {"parallel.offload": "true"}
+        if not offloaded or named["fsdp"] > 1:
+            yield settings | ({"parallel.offload": "true"} if offloaded else {})
 
 
 KINDS = {
@@ -301,6 +300,7 @@ def fitting_splits(
         found = [replace(split, memory=peak(split)) for split in splits]
         if fitting := [split for split in found if split.memory <= capacity]:
             return Splits(switches, fitting, min(fitting, key=lambda split: split.memory))
-        tried.append((switches, min(found, key=lambda split: split.memory)))
+        if found:
+            tried.append((switches, min(found, key=lambda split: split.memory)))
     switches, smallest = min(tried, key=lambda each: each[1].memory)
     return Splits(switches, [], smallest)

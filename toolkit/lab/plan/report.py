@@ -125,6 +125,7 @@ class Plan:
     def _choices(self, subject: Subject, splits: Sequence[Strategy]) -> Iterator[tuple[Sequence[str], list[Strategy]]]:
         """Yields further settings, the cheapest first, and the splits with them."""
         yield (), [*splits]
+        yield (), Planner(subject, self.processes, self._split(subject.cfg)).splits(offloaded=True)
         for _, switches in switch_sets(subject.cfg)[1:]:
             with suppress(ToolkitError):  # not with these settings, or not here
                 cfg = self._load(switches)
