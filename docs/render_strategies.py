@@ -110,9 +110,8 @@ def rendered() -> str:
         for title, strategy in ((STRATEGIES[name], each) for name, each in found["strategies"].items())
     ]
     notes = "\n".join(f"{number}. {why}" for number, why in enumerate(reasons, start=1))
-    before, rest = page.split(BEGIN)
     text = f"{table(['strategy', *(TASKS[name] for name in found['tasks'])], rows, marked_up=True)}\n\n{notes}"
-    return with_long_inputs(with_bytes(before + BEGIN + text + END + rest.split(END)[1]))
+    return with_long_inputs(with_bytes(between(page, BEGIN, text, END)))
 
 
 def with_long_inputs(page: str) -> str:
@@ -124,9 +123,8 @@ def with_long_inputs(page: str) -> str:
          f"{each['sent']:.0f}"]
         for name, each in cases.items()
     ]  # fmt: skip
-    before, rest = page.split(LONG_BEGIN)
     titles = ["case", "counted peak, MiB", "of one process's", "sent in a step, MiB"]
-    return f"{before}{LONG_BEGIN}{table(titles, rows, marked_up=True)}\n{LONG_END}{rest.split(LONG_END)[1]}"
+    return between(page, LONG_BEGIN, f"{table(titles, rows, marked_up=True)}\n", LONG_END)
 
 
 def with_bytes(page: str) -> str:
@@ -137,9 +135,14 @@ def with_bytes(page: str) -> str:
          f"{each['sent']:.0f}"]
         for name, each in cases.items()
     ]  # fmt: skip
-    before, rest = page.split(BYTES_BEGIN)
     text = table(["case", "counted peak, MiB", "planned", "sent in a step, MiB"], rows, marked_up=True)
-    return before + BYTES_BEGIN + text + BYTES_END + rest.split(BYTES_END)[1]
+    return between(page, BYTES_BEGIN, text, BYTES_END)
+
+
+def between(page: str, begin: str, text: str, end: str) -> str:
+    """Returns the page with a text between two marks."""
+    before, rest = page.split(begin)
+    return before + begin + text + end + rest.split(end)[1]
 
 
 if __name__ == "__main__":

@@ -55,7 +55,6 @@ class Footprint:
     logits: int  # outputs of the model and the loss
     batch: int  # the micro-batches of a window; on a GPU only one, since the others wait in the CPU's memory
     working: int  # other memory at the peak, such as gradients of activations or recomputed activations
-    gradients_at_peak: int  # gradients of weights that exist at the peak
     peak: int  # largest memory in a step; below the sum of the parts, because gradients follow freed activations
     step_peak: int  # largest memory during the optimizer's step
     trained: int  # number of trained weights
@@ -293,7 +292,7 @@ def _footprint(counts: dict[str, Any]) -> Footprint:
     return Footprint(
         **counts, parameters=at_peak["parameters"], buffers=at_peak["buffers"],
         working=max(0, at_peak["working"] + sum(at_peak[kind] - counts[kind] for kind in KEPT)),
-        gradients_at_peak=at_peak["gradients"], peak=max(at_peak.total() + lasting, counts["step_peak"]),
+        peak=max(at_peak.total() + lasting, counts["step_peak"]),
     )  # fmt: skip
 
 

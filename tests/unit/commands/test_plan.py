@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("forked_trials")
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
 ADAM = Footprint(
     parameters=4000, buffers=0, gradients=4000, optimizer_state=8000, copies=0, weight_copies=0, activations=900,
-    logits=0, batch=0, working=0, gradients_at_peak=1000, peak=14000, step_peak=16000, trained=1000, total=1000,
+    logits=0, batch=0, working=0, peak=14000, step_peak=16000, trained=1000, total=1000,
     flops=10**6, recomputed=0, rows=4, layers=8, layer_parameters=500, boundary=10, crossing=70,
     phases=({"parameters": 4000, "gradients": 1000, "activations": 900, "working": 100},),
 )  # fmt: skip
@@ -113,7 +113,7 @@ def test_shards_follow_their_formulas() -> None:
 
 
 def test_sharded_gradients_move_the_peak_to_where_the_backward_pass_begins() -> None:
-    half = replace(ADAM, weight_copies=2000, activations=3070, gradients_at_peak=4000, peak=12000 + 4500)
+    half = replace(ADAM, weight_copies=2000, activations=3070, peak=12000 + 4500)
     found = costs(half, window=1, parallel={"fsdp": 4}, mixed_precision="bf16")
     assert found.peak == 1000 + 2000 + 3070 + (2.5 + 1 / 4) * 500
     split = costs(replace(half, tensor_parameters=4000), window=1, parallel={"tensor": 4})
