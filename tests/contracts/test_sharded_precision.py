@@ -98,7 +98,7 @@ def test_groups_of_shards_exchange_once_per_window(tmp_path):
     fork([Path(sharded_runs.__file__), tmp_path, *names, *mixed], 4, timeout=900)
     sharded_runs.main(tmp_path, *(f"llama/{precision}" for precision in ("float64", "float32", "bf16")))
     far = {name: distance(run(tmp_path, name), run(tmp_path, "llama/float32")) for name in ("llama/bf16", *mixed)}
-    assert max(far.values()) <= 1.3 * far["llama/bf16"], far
+    assert max(far.values()) <= 1.15 * far["llama/bf16"], far
     one = weights(run(tmp_path, "llama/float64"))
     for other in names:
         found = weights(run(tmp_path, other))

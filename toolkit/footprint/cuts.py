@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from toolkit.base.errors import ConfigError
 from toolkit.distributed.pipeline.partition import ARCHITECTURES, parts_of
@@ -28,8 +29,12 @@ class Cuts:
         self.figures: dict[str, Any] = {
             "largest": max((_bytes([parameter]) for parameter in model.parameters()), default=0),
             "single_rows": _bytes(p for p in model.parameters() if p.dim() > 0 and p.shape[0] == 1),
-            "tensor_parameters": 0, "tensor_summed": 0, "vocabulary_summed": 0,
+            "tensor_parameters": 0, "tensor_summed": 0, "vocabulary_summed": 0, "linear": 0,
         }  # fmt: skip
+        self._inputs: set[int] = set()
+        for module in model.modules():
+            if isinstance(module, nn.Linear | Conv1D):
+                module.register_forward_hook(self._count_linear)
         if plans.plan_of(model.config):
             with suppress(ConfigError):  # a plan that does not fit the model: a run would reject it
                 for module, style in plans.split_modules(model, 1).values():
@@ -50,6 +55,13 @@ class Cuts:
             "stage_layers": [_bytes(layer.parameters()) for layer in parts.stack],
             "stage_costs": parts.costs(), "stage_front": front, "stage_back": back,
         }  # fmt: skip
+
+    def _count_linear(self, module: nn.Module, arguments: Any, output: Tensor) -> None:
+        inputs = arguments[0].untyped_storage()._cdata
+        self._sum(output, "linear")
+        if inputs not in self._inputs:  # several layers may have the same
+            self._inputs.add(inputs)
+            self._sum(arguments[0], "linear")
 
     def _watch(self, module: nn.Module, style: str) -> None:
         weights = list(module.parameters(recurse=False))

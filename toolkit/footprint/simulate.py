@@ -66,6 +66,7 @@ class Footprint:
     layer_parameters: int  # bytes of the largest layer, or of all weights without layers
     boundary: int  # bytes of the largest output of a layer, 0 if unknown
     crossing: int  # bytes of the outputs of all layers
+    linear: int = 0  # bytes of the inputs and outputs of linear layers
     keys_values: int = 0  # bytes of the keys and values of all layers, 0 if unknown
     # bytes by kind at the peak of each half of the two passes, until the middle layer's backward pass and after it, and
     # where all but gradients need the most
@@ -159,7 +160,7 @@ def fused_attention() -> AbstractContextManager[None]:
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """Autocast types by mixed precision; fp8 multiplies in 8 bits, but keeps activations in bf16."""
 
-KEPT = ("activations", "weight_copies", "logits")
+KEPT = ("activations", "logits", "weight_copies")
 """Kinds of memory that the forward pass keeps for the backward pass."""
 
 

@@ -703,7 +703,7 @@ def test_the_command_compares_strategies(tmp_path, capsys, monkeypatch):
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     named = {variant["name"]: variant for variant in found["variants"]}
     refused = {name: variant["reason"] for name, variant in named.items() if "figures" not in variant}
-    assert (len(named), refused.keys()) == (6, {"3D", "nn.DataParallel"}), "\n".join(map(str, refused.items()))
+    assert (len(named), refused.keys()) == (7, {"3D", "nn.DataParallel"}), "\n".join(map(str, refused.items()))
     for name in named.keys() - refused.keys():
         held = pairs(found, named[name])[:3]
         assert all(measured == pytest.approx(guess, rel=0.1) for measured, guess in held), (name, held)

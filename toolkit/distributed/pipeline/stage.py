@@ -153,9 +153,10 @@ class WeightGradients:
 
     def compute(self, stage: int, number: int) -> None:
         """Adds the gradients of a micro-batch's weights, as a backward pass would."""
+        kept = self._kept.pop((stage, number))
         with torch.no_grad():
-            for add in self._kept.pop((stage, number)):
-                add()
+            while kept:  # each is freed when it is added
+                kept.pop()()
 
 
 def _forward(module: nn.Module, left: list[Callable[[], None]], inputs: Tensor) -> Tensor:

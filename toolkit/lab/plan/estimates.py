@@ -19,7 +19,7 @@ from toolkit.distributed.exchange import share_sent
 from toolkit.distributed.pipeline.partition import partition
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES
 from toolkit.distributed.tensor.vocabulary import divides
-from toolkit.footprint.simulate import Footprint
+from toolkit.footprint.simulate import KEPT, Footprint
 from toolkit.models.segments import gathered_again
 
 
@@ -74,12 +74,11 @@ def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
         state = min(own, max(own / mesh.replicas, f.largest / f.parameters / mesh.tensor))
     # Unless gradients of shards are exchanged in each micro-batch, they are complete until the window's end.
     accumulated = replica if window > 1 and not _synced(cfg) else own
-    spared = f.activations - _activations(f, mesh, parallel.schedule, window)
-    held = (0.0, accumulated if window > 1 else 0.0, 0.0) if parallel.offload else (own, accumulated, state)
+    held = (0.0, 0.0) if parallel.offload else (own, state)
+    moments = _moments(f, cfg, mesh, 0.0 if parallel.offload and window == 1 else accumulated, replica)
     chunks = _chunks(parallel.schedule, mesh)
-    copied = 0.0 if _gathers_16_bits(cfg, mesh) else replica
-    peak = _peak(f, mesh, copied, *held, spared) + _copies(f, cfg, mesh, replica)
-    states = f.buffers + held[0] * f.parameters + held[2] * (f.optimizer_state + f.copies)
+    peak = round(max(_peak(f, mesh, *held, *moment) for moment in moments)) + _copies(f, cfg, mesh, replica)
+    states = f.buffers + held[0] * f.parameters + held[1] * (f.optimizer_state + f.copies)
     if mesh.is_split and (mesh.context > 1 or mesh.replicas > 1 == mesh.fsdp):
         peak = max(peak, round(states + 2 * own * f.gradients))  # gradients, and the copy in which they are averaged
     waiting = (mesh.pipeline - 1) / (window * chunks + mesh.pipeline - 1)
@@ -151,56 +150,76 @@ _partition = cache(partition)
 
 
 @cache
-def _under_way(schedule: str, processes: int, chunks: int, window: int) -> int:
-    """Returns the most micro-batches whose activations the first stage keeps, those of each chunk counted apart."""
-    count, most = 0, 0
-    actions = SCHEDULES[schedule](0, processes, chunks, window)
-    frees = actions[-1].kind  # backward passes, or those for weights, if they are separate
+def _under_way(schedule: str, rank: int, processes: int, chunks: int, window: int, left: float) -> list[float]:
+    """Returns the most micro-batches that a stage keeps before its first gradients, and then; each chunk's count apart.
+
+    `left` is the share of activations kept for gradients of weights, if they are computed later.
+    """
+    actions = SCHEDULES[schedule](rank, processes, chunks, window)
+    late = actions[-1].kind == "weights"
+    freed = {"forward": -1.0, "backward": 1 - left if late else 1.0, "weights": left}
+    count, most, has_gradients = 0.0, [0.0, 0.0], False
     for action in actions:
-        count += (action.kind == "forward") - (action.kind == frees)
-        most = max(most, count)
+        count -= freed[action.kind]
+        has_gradients |= action.kind == actions[-1].kind
+        most[has_gradients] = max(most[has_gradients], count)
     return most
 
 
-def _activations(f: Footprint, mesh: Mesh, schedule: str, window: int) -> float:
-    """Returns the bytes of the activations that the first stage keeps, where the most micro-batches are under way."""
+def _moments(
+    f: Footprint, cfg: Config, mesh: Mesh, gradients: float, replica: float
+) -> list[tuple[dict[str, float], float]]:
+    """Returns the moments of a step at which a process may hold the most, given its shares of gradients and weights.
+
+    Each has the shares of a single device's memory by kind, and the bytes of further micro-batches.
+    """
     # Tensor parallelism does not split what passes from layer to layer.
-    complete = min(f.crossing, f.activations)
-    kept = complete + (f.activations - complete) / mesh.tensor
+    complete = min(f.crossing, f.activations) / max(1, f.activations)
+    kept = (complete + (1 - complete) / mesh.tensor) / mesh.context
+    schedule, recomputed = cfg.parallel.schedule, cfg.train.activation_checkpointing != "none"
+    if mesh.fsdp > 1 == mesh.tensor and mesh.pipeline == 1 <= f.layers and not recomputed:
+        kept *= 1 - 1 / f.layers  # the most is held when a layer's gradients are sent, its activations freed
+    # Gradients of weights that are computed later need no copies.
+    copied = 0.0 if _gathers_16_bits(cfg, mesh) or schedule == "zero_bubble" else replica
+    shares = {"logits": 1 / (_vocabulary(f, mesh) * mesh.context), "weight_copies": copied, "gradients": gradients}
     if mesh.pipeline == 1:
-        return kept / mesh.context
-    chunks = _chunks(schedule, mesh)
-    return kept * _under_way(schedule, mesh.pipeline, chunks, window) / (mesh.pipeline * chunks)
+        return [(shares | {"activations": kept}, 0.0)]
+    chunks, window, found = _chunks(schedule, mesh), num_micro_batches(cfg.train, f.rows), []
+    for rank in (0, mesh.pipeline - 1):
+        own = {kind: share / chunks for kind, share in shares.items()} | {"activations": kept / mesh.pipeline / chunks}
+        if rank == 0:
+            own["logits"] = 0.0
+            own["weight_copies"] *= 1 - f.stage_front / _vocabulary(f, mesh) / f.parameters / replica
+        # Each micro-batch has its own copies, unless those of a recomputation are freed.
+        one = sum(own[kind] * getattr(f, kind) for kind in KEPT[: 2 if recomputed else 3])
+        counts = _under_way(schedule, rank, mesh.pipeline, chunks, window, f.linear / max(1, f.activations))
+        found += [(own | {"gradients": of_all * gradients}, (count - 1) * one) for of_all, count in enumerate(counts)]
+    return found
 
 
 HELD = ("parameters", "buffers", "optimizer")
 """Kinds of memory that are held between two steps."""
 
 
-def _peak(
-    f: Footprint, mesh: Mesh, replica: float, parameters: float, gradients: float, state: float, spared: float
-) -> int:
+def _peak(f: Footprint, mesh: Mesh, parameters: float, state: float, held: dict[str, float], others: float) -> float:
     """Returns the peak in bytes of a process that holds only these shares of a single device's memory.
 
-    `replica` is the share of weights that it copies, `parameters` that it holds between two steps; `spared` are bytes
-    of activations that it does not hold. Without all gradients, the peak may move to another phase.
+    `parameters` is the share of weights that it holds between two steps, `held` and `others` are of `_moments`. Without
+    all gradients, the peak may move to another phase.
     """
     states = f.states - (1 - parameters) * f.parameters - (1 - state) * (f.optimizer_state + f.copies)
-    kept = 1 - spared / f.activations if f.activations else 1.0
-    vocabulary = _vocabulary(f, mesh) * mesh.context
-    shares = {"gradients": gradients, "weight_copies": replica, "activations": kept, "logits": 1 / vocabulary}
-    shares["working"] = 1 / (mesh.context * (mesh.tensor if f.recomputed else 1))
+    shares = held | {"working": 1 / (mesh.context * (mesh.tensor if f.recomputed else 1))}
     # Of shards, a weight's gradient is in `_copies`, and so is all other working memory if nothing is recomputed.
     spare = 0.0 if mesh.fsdp == 1 else f.largest if f.recomputed else math.inf
-    held = [
+    phases = [
         sum(shares.get(kind, 1.0) * size for kind, size in phase.items() if kind not in HELD)
         - shares["working"] * min(spare, phase.get("working", 0))
         for phase in f.phases
     ]
-    turning = kept * f.activations + f.logits / vocabulary + replica * f.weight_copies
-    stepping = f.step_peak - f.states - (1 - gradients) * f.gradients
+    turning = sum(held[kind] * getattr(f, kind) for kind in KEPT)
+    stepping = f.step_peak - f.states - (1 - held["gradients"]) * f.gradients
     waiting = f.batch - max((phase.get("batch", 0) for phase in f.phases), default=0)
-    return round(states + max(0.0, *(each + waiting for each in held), turning + f.batch, stepping))
+    return states + max(0.0, stepping, others + max(*(each + waiting for each in phases), turning + f.batch))
 
 
 def _copies(f: Footprint, cfg: Config, mesh: Mesh, replica: float) -> int:
