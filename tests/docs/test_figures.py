@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 
 import pytest
 from launching import ROOT
+from transformers import AutoConfig
+
+from toolkit.distributed.pipeline.partition import stage_problems
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -137,6 +141,36 @@ def test_peaks_of_every_pair_of_values_are_said_as_measured() -> None:
     assert f"peak of {len(cases) - len(outside)} of {len(cases)} cases is within 10 %" in page
     assert f"({' and '.join(f'{each:+.0%}'.replace('%', ' %') for each in sorted(outside.values()))})" in page
     assert all(name.startswith("pipeline") and "bf16" in name for name in outside)
+
+
+def test_why_encoder_decoders_have_no_stages_is_counted() -> None:
+    found = read(RESULTS / "stages.json")
+    page = " ".join((ROOT / "docs/parallel.md").read_text(encoding="utf-8").split())
+    runs, memory = found["generation"].values(), found["memory"]
+    passes = f"{min(run['fewest'] for run in runs)} to {max(run['most'] for run in runs)} passes of the decoder"
+    assert passes in stage_problems(AutoConfig.for_model("t5"), 2, 1)[0]
+    longest = sorted(run["longest_reference"] for run in runs)
+    assert f"{passes} for each batch" in page
+    assert f"longest references have {longest[0]:.0f} to {math.ceil(longest[-1])} tokens" in page
+    assert f"takes {memory['FSDP2']:,.0f} MiB" in page
+    assert f"at least {memory['largest stage, at least']:,.0f} MiB" in page
+
+    cases = found["cases"]
+    four = {name: case["4 stages"] for name, case in cases.items()}
+    translation, blocks, chat = (
+        four[name]["waiting"] for name in ("T5-base, translation", "Llama, language modelling", "Llama, chat")
+    )
+    own = 100 * (translation["all"] - translation["lengths"])
+    assert f"wait for {translation['all']:.0%}".replace("%", " %") in page
+    assert f"only {own:.1f} points of it" in page
+    assert f"{blocks['all']:.0%} for blocks of text and {chat['all']:.0%}".replace("%", " %") in page
+    assert all(case["sent"] <= case["sent_by_decoder"] for case in four.values())
+    per_operation = [
+        case["sent"] / case["sent_by_decoder"] * cases[name]["operations_of_decoder"] / cases[name]["operations"]
+        for name, case in four.items()
+        if not name.startswith("Llama")
+    ]
+    assert f"{min(per_operation):.1f} to {max(per_operation):.1f} times as many per operation" in page
 
 
 def test_the_bytes_of_shards_are_those_of_the_plan() -> None:

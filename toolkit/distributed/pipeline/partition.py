@@ -93,9 +93,9 @@ def stage_problems(config: PreTrainedConfig, processes: int, chunks: int) -> lis
     key = f"parallel.pipeline: received {processes}"
     if config.is_encoder_decoder:
         return [
-            f"{key}, but {config.model_type} has two stacks: stages of the decoder would also exchange the encoder's "
-            "output, and each token that is generated would pass through all stages alone; set parallel.fsdp or "
-            "parallel.tensor instead"
+            f"{key}, but {config.model_type} has two stacks: it generates its predictions, in 13 to 64 passes of the "
+            "decoder per batch (counted in translation), and all stages but one would wait in each; set parallel.fsdp "
+            "or parallel.tensor instead"
         ]
     if config.model_type not in ARCHITECTURES:
         return [
