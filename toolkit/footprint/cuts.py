@@ -29,12 +29,15 @@ class Cuts:
         self.figures: dict[str, Any] = {
             "largest": max((_bytes([parameter]) for parameter in model.parameters()), default=0),
             "single_rows": _bytes(p for p in model.parameters() if p.dim() > 0 and p.shape[0] == 1),
-            "tensor_parameters": 0, "tensor_summed": 0, "vocabulary_summed": 0, "linear": 0,
+            "tensor_parameters": 0, "tensor_summed": 0, "vocabulary_summed": 0, "linear": 0, "routed": 0,
         }  # fmt: skip
         self._inputs: set[int] = set()
         for module in model.modules():
             if isinstance(module, nn.Linear | Conv1D):
                 module.register_forward_hook(self._count_linear)
+            elif hasattr(module, "_is_expert_parallel"):
+                self.figures["experts"] = self.figures.get("experts", 0) + _bytes(module.parameters())
+                module.register_forward_hook(self._count_routed)
         if plans.plan_of(model.config):
             with suppress(ConfigError):  # a plan that does not fit the model: a run would reject it
                 for module, style in plans.split_modules(model, 1).values():
@@ -62,6 +65,10 @@ class Cuts:
         if inputs not in self._inputs:  # several layers may have the same
             self._inputs.add(inputs)
             self._sum(arguments[0], "linear")
+
+    def _count_routed(self, module: nn.Module, arguments: Any, output: Tensor) -> None:
+        for _ in range(arguments[1].shape[-1]):  # experts of a token
+            self._sum(output, "routed")
 
     def _watch(self, module: nn.Module, style: str) -> None:
         weights = list(module.parameters(recurse=False))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
+from transformers.integrations import moe
 
 from toolkit.api.batch import Batch, logits_at_labels
 from toolkit.api.task import Task
@@ -66,7 +67,10 @@ class Footprint:
     layer_parameters: int  # bytes of the largest layer, or of all weights without layers
     boundary: int  # bytes of the largest output of a layer, 0 if unknown
     crossing: int  # bytes of the outputs of all layers
+    in_layers: int = 0  # bytes of the weights of all layers
     linear: int = 0  # bytes of the inputs and outputs of linear layers
+    experts: int = 0  # bytes of the weights of experts
+    routed: int = 0  # bytes of the tokens that experts receive, each as often as it has experts
     keys_values: int = 0  # bytes of the keys and values of all layers, 0 if unknown
     # bytes by kind at the peak of each half of the two passes, until the middle layer's backward pass and after it, and
     # where all but gradients need the most
@@ -157,6 +161,12 @@ def fused_attention() -> AbstractContextManager[None]:
     return replaced(nn.functional, "scaled_dot_product_attention", fused)
 
 
+def _grouped_mm(rows: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    """Multiplies the rows of all experts with the matrix of the first, since kernels have no fake in every type."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return rows.to(weight.dtype) @ weight[0]
+
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """Autocast types by mixed precision; fp8 multiplies in 8 bits, but keeps activations in bf16."""
 
@@ -242,7 +252,8 @@ def _extended(few: Any, more: Any, depth: int) -> Any:
 def _counts(subject: Subject) -> dict[str, Any]:
     """Simulates a step; returns what is linear in the number of layers, with the peak of each phase by kind."""
     window = subject.window
-    with _quiet(), without_memory() as ledger, fused_attention() if subject.fused_attention else nullcontext():
+    attention = fused_attention() if subject.fused_attention else nullcontext()
+    with _quiet(), without_memory() as ledger, attention, replaced(moe, "_grouped_mm", _grouped_mm):
         try:
             model, batch = _model(subject, ledger), _batch(subject, ledger)
             held = ledger.alive["batch"]
@@ -275,6 +286,7 @@ def _counts(subject: Subject) -> dict[str, Any]:
             "step_peak": step_peak, "trained": sum(p.numel() for p in parameters),
             "total": sum(p.numel() for p in model.parameters()), "rows": subject.rows, "layers": len(layers.modules),
             "layer_parameters": layers.parameters, "boundary": layers.boundary, "crossing": layers.crossing,
+            "in_layers": sum(size for size, _ in layers.sizes),
             "keys_values": round(2 * layers.crossing * _share_of_heads(subject.config)), **cuts.figures,
         }  # fmt: skip
 

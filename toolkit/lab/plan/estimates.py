@@ -68,7 +68,8 @@ def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
     """Estimates the costs of a configuration for each of several processes, from its footprint on a single device."""
     mesh, parallel, window = Mesh.of(cfg.parallel, processes), cfg.parallel, num_micro_batches(cfg.train, f.rows)
     replica = max(_stages(f, mesh, parallel.schedule)) / f.parameters  # share of the weights, gathered if they are
-    own = (replica + (mesh.fsdp - 1) * f.single_rows / f.parameters) / mesh.fsdp
+    kept = _experts(f, mesh) / f.parameters
+    own = (replica - kept + (mesh.fsdp - 1) * f.single_rows / f.parameters) / mesh.fsdp + kept
     state = own
     if parallel.zero_stage == 1:  # each matrix has one owner
         state = min(own, max(own / mesh.replicas, f.largest / f.parameters / mesh.tensor))
@@ -111,6 +112,7 @@ def _seconds(f: Footprint, cfg: Config, mesh: Mesh, sent: dict[str, float], wait
     for name in ("tensor", "context", "fsdp", "replicas", "pipeline"):
         inner *= mesh.sizes[name]
         taken[name] = sent[name] / (MACHINE.inside if inner <= MACHINE.devices else MACHINE.outside)
+    taken["expert"] = sent["expert"] / (MACHINE.inside if mesh.expert <= MACHINE.devices else MACHINE.outside)
     moved = own * (2 * window * f.parameters + window * f.gradients) if cfg.parallel.offload else 0.0
     return max(computing, taken.pop("fsdp")) + sum(taken.values()) + moved / MACHINE.to_cpu
 
@@ -120,8 +122,18 @@ def _gathers_16_bits(cfg: Config, mesh: Mesh) -> bool:
     return mesh.fsdp > 1 and cfg.train.mixed_precision == "bf16"
 
 
+def _of_layers(cfg: Config, mesh: Mesh) -> bool:
+    """Returns whether the shards of a layer are gathered for its use."""
+    return mesh.fsdp > 1 and cfg.parallel.zero_stage != 2 and cfg.parallel.reshard_after_forward
+
+
 def _chunks(schedule: str, mesh: Mesh) -> int:
     return CHUNKS.get(schedule, 1) if mesh.pipeline > 1 else 1
+
+
+def _experts(f: Footprint, mesh: Mesh) -> float:
+    """Returns the bytes of the experts that a process has alone, beside weights that are sharded or copied."""
+    return f.experts / mesh.expert if mesh.expert > 1 else 0.0
 
 
 def _vocabulary(f: Footprint, mesh: Mesh) -> int:
@@ -134,16 +146,17 @@ def _stages(f: Footprint, mesh: Mesh, schedule: str) -> list[float]:
     """Returns the bytes of the weights of each stage, of which tensor ranks hold a part; shards count as gathered."""
     spared, of_vocabulary = 1 - 1 / mesh.tensor, 1 - 1 / _vocabulary(f, mesh)
     if mesh.pipeline == 1:
-        return [f.parameters - spared * f.tensor_parameters - of_vocabulary * f.vocabulary_parameters]
+        held = f.parameters - spared * f.tensor_parameters - of_vocabulary * f.vocabulary_parameters
+        return [held + _experts(f, mesh) - f.experts * (mesh.expert > 1)]
     in_layers = 1 - spared * f.tensor_parameters / sum(f.stage_layers)
     ranges = _partition(tuple(f.stage_costs), mesh.pipeline * _chunks(schedule, mesh))
-    held = [
+    stages = [
         in_layers * sum(f.stage_layers[layer] for stage in ranges[rank :: mesh.pipeline] for layer in stage)
         for rank in range(mesh.pipeline)
     ]
-    held[0] += f.stage_front - of_vocabulary * f.vocabulary_front
-    held[-1] += f.stage_back - of_vocabulary * f.vocabulary_back
-    return held
+    stages[0] += f.stage_front - of_vocabulary * f.vocabulary_front
+    stages[-1] += f.stage_back - of_vocabulary * f.vocabulary_back
+    return stages
 
 
 _partition = cache(partition)
@@ -174,10 +187,11 @@ def _moments(
     Each has the shares of a single device's memory by kind, and the bytes of further micro-batches.
     """
     # Tensor parallelism does not split what passes from layer to layer.
-    complete = min(f.crossing, f.activations) / max(1, f.activations)
+    passing = f.crossing if cfg.parallel.sequence or f.recomputed else max(f.crossing, f.tensor_summed / 2)
+    complete = min(1.0, passing / max(1, f.activations))
     kept = (complete + (1 - complete) / mesh.tensor) / mesh.context
     schedule, recomputed = cfg.parallel.schedule, cfg.train.activation_checkpointing != "none"
-    if mesh.fsdp > 1 == mesh.tensor and mesh.pipeline == 1 <= f.layers and not recomputed:
+    if _of_layers(cfg, mesh) and mesh.tensor == mesh.pipeline == 1 <= f.layers and not recomputed:
         kept *= 1 - 1 / f.layers  # the most is held when a layer's gradients are sent, its activations freed
     # Gradients of weights that are computed later need no copies.
     copied = 0.0 if _gathers_16_bits(cfg, mesh) or schedule == "zero_bubble" else replica
@@ -208,7 +222,8 @@ def _peak(f: Footprint, mesh: Mesh, parameters: float, state: float, held: dict[
     all gradients, the peak may move to another phase.
     """
     states = f.states - (1 - parameters) * f.parameters - (1 - state) * (f.optimizer_state + f.copies)
-    shares = held | {"working": 1 / (mesh.context * (mesh.tensor if f.recomputed else 1))}
+    complete = min(1.0, f.tensor_summed / 2 / max(1, f.layers * f.working)) if f.recomputed else 1.0
+    shares = held | {"working": (complete + (1 - complete) / mesh.tensor) / mesh.context}
     # Of shards, a weight's gradient is in `_copies`, and so is all other working memory if nothing is recomputed.
     spare = 0.0 if mesh.fsdp == 1 else f.largest if f.recomputed else math.inf
     phases = [
@@ -224,14 +239,14 @@ def _peak(f: Footprint, mesh: Mesh, parameters: float, state: float, held: dict[
 
 def _copies(f: Footprint, cfg: Config, mesh: Mesh, replica: float) -> int:
     """Returns the bytes that a strategy needs in addition, given the share of the weights when they are gathered."""
-    parallel, train = cfg.parallel, cfg.train
+    train = cfg.train
     if mesh.fsdp > 1:
         width, times = (0.5, 2.5) if _gathers_16_bits(cfg, mesh) else (1.0, 4.0)
-        if parallel.zero_stage == 2 or not parallel.reshard_after_forward:
+        if not _of_layers(cfg, mesh):
             return round(replica * f.parameters * width)
         # Of a layer, or of all that is in none: gathered, flat and in parts, one ahead of its use; its gradient, and
         # what is sent of it. Of the other one, a gathered copy.
-        parts = sorted((f.layer_parameters, f.parameters - f.layers * f.layer_parameters))
+        parts = sorted((f.layer_parameters, f.parameters - f.in_layers))
         held = (times + 1 / mesh.fsdp) * parts[1] + width * parts[0]
         return round(min(replica * f.parameters, min(1.0, replica * mesh.pipeline) * held))
     if mesh.is_split or mesh.size == 1:
@@ -260,13 +275,15 @@ def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> dict[str, float]:
     stages = _stages(f, mesh, parallel.schedule)
     weights = sum(stages) / mesh.pipeline
     gradients = weights * f.gradients / f.parameters
-    keeps = parallel.zero_stage == 2 or not parallel.reshard_after_forward
+    keeps = not _of_layers(cfg, mesh)
     # Collectives of shards have the same size on every process, so what has a single row is padded.
     padded = 1 + (mesh.fsdp - 1) * f.single_rows / f.parameters
     times = 1.0 if keeps else 2.0 * window
     times, exchanges = times / 2 if _gathers_16_bits(cfg, mesh) else times, window if _synced(cfg) else 1
     again = 0 if keeps else gathered_again(train.activation_checkpointing, f.layers) * f.layer_parameters / f.parameters
-    gathered = away * (times * weights * (1 + again / 2) + exchanges * gradients) * padded
+    alone = _experts(f, mesh)
+    of_experts = alone * f.gradients / f.parameters
+    gathered = away * (times * (weights - alone) * (1 + again / 2) + exchanges * (gradients - of_experts)) * padded
     # Of tokens that are split, a layer gathers and scatters the hidden state twice each, and their gradients.
     repeated = 3 * f.recomputed / max(1, f.flops - f.recomputed)  # forward passes
     if train.activation_checkpointing == "selective":  # all but products, which are most operations
@@ -279,13 +296,17 @@ def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> dict[str, float]:
         tied = (f.stage_front + sum(f.stage_layers) + f.stage_back - f.parameters) / _vocabulary(f, mesh)
         borders = mesh.pipeline * _chunks(parallel.schedule, mesh) - 1
         passed = 2 * (borders * f.boundary * window + tied) / mesh.pipeline
-    gradients /= mesh.fsdp
+    gradients = (gradients - of_experts) / mesh.fsdp
     # Each layer's keys and values are gathered twice, and once more if it is recomputed; their gradients are scattered.
     seen = (3 + repeated) * f.keys_values * window / (2 if train.mixed_precision == "bf16" else 1)
     shared = share_sent(mesh.context) * (seen + 2 * gradients)
+    # Tokens are sent to experts and back, and so are gradients.
+    routed = share_sent(mesh.expert) * (4 + 2 * repeated) * f.routed * window
     return {
-        "replicas": all_reduced * gradients,
+        "replicas": all_reduced * gradients * (1.5 if parallel.zero_stage == 1 else 1.0)  # and updates by their owners
+        + 2 * share_sent(mesh.replicas * mesh.fsdp // mesh.expert) * of_experts,
         "fsdp": gathered,
+        "expert": routed,
         "context": shared,
         "tensor": summed,
         "pipeline": passed,
