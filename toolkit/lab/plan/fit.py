@@ -183,6 +183,7 @@ class Planner:
         self.subject, self.cfg, self.processes, self.load = subject, subject.cfg, processes, load
         train = self.cfg.train
         self.rows = train.global_batch_size or train.micro_batch * train.accumulation * processes
+        self._case = Case(self.cfg, lambda _: subject.task)
         self._problems: dict[tuple[str, int], list[str]] = {}
         self._footprints: dict[tuple[int, bool, bool], Footprint] = {}
 
@@ -221,12 +222,12 @@ class Planner:
         settings |= window_settings(self.cfg, technique, self.rows)
         overrides = [f"{key}={value}" for key, value in settings.items()]
         cfg = self.load(overrides)
-        case = Case(cfg, lambda _: self.subject.task)
+        self._case.cfg = cfg  # of the same model, whose configuration was loaded
         checks = {"tensor": tensor_problems, "context": context_problems, "pipeline": pipeline_problems}
         for name, problems in checks.items():
             of_size = name, getattr(cfg.parallel, name)
             if of_size not in self._problems:
-                self._problems[of_size] = problems(case)
+                self._problems[of_size] = problems(self._case)
             if self._problems[of_size]:
                 raise ConfigError(self._problems[of_size])
         costs = estimated(self.footprint(cfg), cfg, self.processes)

@@ -19,7 +19,7 @@ from toolkit.config.problems import touching
 from toolkit.config.sections import Config
 from toolkit.data.batching.budget import num_micro_batches
 from toolkit.document.blocks import Block, Cell, Code, Table, Text
-from toolkit.footprint.simulate import Footprint, Subject, simulate
+from toolkit.footprint.simulate import Footprint, Subject
 from toolkit.lab.jobs.strategies import ACCUMULATION, BATCH
 from toolkit.lab.jobs.training import unfrozen_at_once
 from toolkit.lab.plan.estimates import MACHINE, scaling
@@ -79,11 +79,11 @@ class Plan:
         cfg, task = self.request.cfg, self.request.task
         check_settings(cfg, task, simulated=True)
         subject = subject_of(cfg, task, self.length, gpu=self.capacity is not None)
-        footprint = simulate(subject)
+        planner = Planner(subject, self.processes, self._split(cfg))
+        footprint = planner.footprint(subject.cfg)
         self.found |= {"rows": footprint.rows, "flops": footprint.flops, "footprint": asdict(footprint)}
         yield _heading(subject, footprint)
         yield memory_table(footprint, cfg.train.optim)
-        planner = Planner(subject, self.processes, self._split(cfg))
         splits = planner.splits() if self.processes > 1 else []
         table, refused = planner.strategies(splits)
         self.found |= {"strategies": [asdict(each) for each in table], "refused": refused}
