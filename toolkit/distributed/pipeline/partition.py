@@ -76,16 +76,14 @@ def partition(costs: Sequence[float], stages: int) -> list[range]:
     best: dict[int, tuple[float, float, tuple[int, ...]]]
     best = {end: (until[end], until[end] ** 2, (end,)) for end in range(1, len(until))}
     for stage in range(1, stages):
-        better = {}
-        for end in range(stage + 1, len(until)):
+        for end in range(len(until) - 1, stage, -1):  # which need only those of fewer layers
             found: tuple[float, float, tuple[int, ...]] = (inf, inf, ())
             for start in range(end - 1, stage - 1, -1):
                 cost, (highest, squares, ends) = until[end] - until[start], best[start]
                 if cost > found[0]:  # as are the costs of more layers
                     break
                 found = min(found, (max(highest, cost), squares + cost**2, (*ends, end)))
-            better[end] = found
-        best = better
+            best[end] = found
     ends = best[len(costs)][-1]
     return [range(start, end) for start, end in zip((0, *ends), ends, strict=False)]
 
