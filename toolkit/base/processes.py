@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
+import gc
 import os
 import signal
 import stat
@@ -189,6 +190,7 @@ def end_process(code: int) -> NoReturn:
         if code:
             time.sleep(0.1)  # let the launcher read the message before it sees the process gone
         os._exit(code)
+    atexit.register(gc.freeze)  # what is left ends with the process: the teardown need not look for garbage in it
     sys.exit(code)
 
 

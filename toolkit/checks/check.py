@@ -18,7 +18,7 @@ from toolkit.config.problems import CannotCheck, Check, Problem, Stage, touching
 from toolkit.config.sections import Config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass
@@ -33,6 +33,7 @@ class Case:
     faulty: Collection[Key] = ()  # keys of the invalid settings
     # returns the message of a problem, with the place where a setting was given
     place: Callable[[Problem], str] = lambda problem: problem.text
+    empty: PreTrainedModel | None = None  # the model without weights, once a check has built it
 
     def __post_init__(self) -> None:
         if self.processes is None and "WORLD_SIZE" in self.environ:

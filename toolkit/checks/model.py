@@ -143,7 +143,7 @@ def tensor_problems(case: Case) -> list[str]:
     problems = plan_problems(_config(case), size)
     if case.cfg.parallel.sequence:
         problems += sequence_problems(_config(case))
-    return problems or _of_empty(case, lambda model: split_modules(model, size))
+    return problems or problems_of(lambda: split_modules(_unchanged(case), size))
 
 
 def context_problems(case: Case) -> list[str]:
@@ -285,6 +285,12 @@ def _empty_model(case: Case) -> PreTrainedModel:
         return _build(case)
     except ConfigError as error:
         raise CannotCheck("the model cannot be built") from error
+
+
+def _unchanged(case: Case) -> PreTrainedModel:
+    """Returns the model without weights for checks that do not change it; it is built once."""
+    case.empty = case.empty or _empty_model(case)
+    return case.empty
 
 
 def _of_empty(case: Case, change: Callable[[PreTrainedModel], object]) -> list[str]:

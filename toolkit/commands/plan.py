@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import shlex
 
 from toolkit.base.errors import InputError
@@ -34,6 +35,7 @@ def run_plan(arguments: argparse.Namespace) -> None:
     if arguments.bandwidth and not arguments.calibrate:
         raise InputError("--bandwidth: has no effect without --calibrate, which measures the compute time")
     output = output_file(arguments.output, arguments.overwrite) if arguments.output else None
+    gc.set_threshold(100_000)  # libraries create half a million objects that stay; few of them are garbage
     from toolkit.lab.plan.report import Plan, parse_bytes
 
     capacity, bandwidth = (

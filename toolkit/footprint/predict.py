@@ -136,8 +136,7 @@ def shapes(batch: Any) -> Any:
 OF_MEMORY = (
     "optim", "optim_args", "mixed_precision", "activation_checkpointing", "activation_compression",
     "activation_offload", "gradient_accumulation_steps", "per_device_train_batch_size", "max_tokens_per_batch",
-    "ema_decay", "unpadded", "fast_dropout", "torch_compile",
-    "chunked_loss",
+    "ema_decay", "unpadded", "fast_dropout", "torch_compile", "chunked_loss",
 )  # fmt: skip
 """Settings in the section `train` that a footprint depends on; settings of `parallel` decide about padding, too."""
 

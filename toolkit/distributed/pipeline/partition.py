@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -75,15 +76,14 @@ def partition(costs: Sequence[float], stages: int) -> list[range]:
     best: dict[int, tuple[float, float, tuple[int, ...]]]
     best = {end: (until[end], until[end] ** 2, (end,)) for end in range(1, len(until))}
     for stage in range(1, stages):
-        best = {
-            end: min(
-                (max(highest, cost), squares + cost**2, (*ends, end))
-                for start, (highest, squares, ends) in best.items()
-                if stage <= start < end
-                for cost in [until[end] - until[start]]
-            )
-            for end in range(stage + 1, len(until))
-        }
+        for end in range(len(until) - 1, stage, -1):  # which need only those of fewer layers
+            found: tuple[float, float, tuple[int, ...]] = (inf, inf, ())
+            for start in range(end - 1, stage - 1, -1):
+                cost, (highest, squares, ends) = until[end] - until[start], best[start]
+                if cost > found[0]:  # as are the costs of more layers
+                    break
+                found = min(found, (max(highest, cost), squares + cost**2, (*ends, end)))
+            best[end] = found
     ends = best[len(costs)][-1]
     return [range(start, end) for start, end in zip((0, *ends), ends, strict=False)]
 

@@ -85,16 +85,11 @@ def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
     waiting = (mesh.pipeline - 1) / (window * chunks + mesh.pipeline - 1)
     sent = _sent(f, cfg, mesh)
     return Estimate(
-        parameters=round(own * f.parameters) + f.buffers,
-        gradients=round(own * f.gradients),
-        optimizer_state=round(state * f.optimizer_state),
-        peak=peak,
-        states=round(states),
-        sent=round(sum(sent.values())),
-        speed=processes * (1 - waiting),
-        waiting=waiting,
+        parameters=round(own * f.parameters) + f.buffers, gradients=round(own * f.gradients),
+        optimizer_state=round(state * f.optimizer_state), peak=peak, states=round(states),
+        sent=round(sum(sent.values())), speed=processes * (1 - waiting), waiting=waiting,
         seconds=_seconds(f, cfg, mesh, sent, waiting, own),
-    )
+    )  # fmt: skip
 
 
 def _seconds(f: Footprint, cfg: Config, mesh: Mesh, sent: dict[str, float], waiting: float, own: float) -> float:

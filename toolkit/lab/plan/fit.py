@@ -19,6 +19,7 @@ from toolkit.lab.plan.estimates import estimated
 from toolkit.lab.plan.subject import resized
 from toolkit.models import chunked
 from toolkit.models.adapters import adapter_problems
+from toolkit.models.unpadded.families import choose
 from toolkit.optim.optimizers import argument_problems, library_problems
 from toolkit.optim.presets import PRESETS
 
@@ -183,13 +184,15 @@ class Planner:
         self.subject, self.cfg, self.processes, self.load = subject, subject.cfg, processes, load
         train = self.cfg.train
         self.rows = train.global_batch_size or train.micro_batch * train.accumulation * processes
+        self._case = Case(self.cfg, lambda _: subject.task)
         self._problems: dict[tuple[str, int], list[str]] = {}
-        self._footprints: dict[tuple[int, bool, bool], Footprint] = {}
+        self._footprints: dict[tuple[int | bool | str, ...], Footprint] = {}
 
     def footprint(self, cfg: Config) -> Footprint:
         """Returns what a micro-batch of a split needs on a single device."""
         step = resized(self.subject, cfg)
-        kind = (step.rows, step.window > 1, chunked.is_chosen(cfg, step.config))
+        unpadded = not step.fused_attention and choose(cfg, step.config, step.device)
+        kind = (step.rows, step.window > 1, chunked.is_chosen(cfg, step.config), unpadded)
         if kind not in self._footprints:
             self._footprints[kind] = simulate(step)
         return self._footprints[kind]
@@ -221,12 +224,11 @@ class Planner:
         settings |= window_settings(self.cfg, technique, self.rows)
         overrides = [f"{key}={value}" for key, value in settings.items()]
         cfg = self.load(overrides)
-        case = Case(cfg, lambda _: self.subject.task)
+        self._case.cfg = cfg  # of the same model, whose configuration was loaded
         checks = {"tensor": tensor_problems, "context": context_problems, "pipeline": pipeline_problems}
         for name, problems in checks.items():
-            of_size = name, getattr(cfg.parallel, name)
-            if of_size not in self._problems:
-                self._problems[of_size] = problems(case)
+            if (of_size := (name, getattr(cfg.parallel, name))) not in self._problems:
+                self._problems[of_size] = problems(self._case)
             if self._problems[of_size]:
                 raise ConfigError(self._problems[of_size])
         costs = estimated(self.footprint(cfg), cfg, self.processes)

@@ -102,25 +102,18 @@ def measured(recipe: str, config: str, overrides: Sequence[str], rows: int, max_
         "train.gradient_accumulation_steps": 1,
         "train.max_tokens_per_batch": max_tokens,
     }
-    job = {
-        "recipe": str(Path(recipe).absolute()),
-        "config": str(Path(config).absolute()),
-        "overrides": [*overrides, *written(settings)],
-    }
+    files = {"recipe": str(Path(recipe).absolute()), "config": str(Path(config).absolute())}
+    job = {**files, "overrides": [*overrides, *written(settings)]}
     try:
         found = run_apart("calibrate", job, Launch.of(None, 1))
     except RunError as error:
         raise RunError(f"--calibrate: training a few steps here failed: {error}") from error
     memory = found["memory"]
     return Measured(
-        footprint=Footprint(**found["footprint"]),
-        parameters=memory["parameters"],
-        gradients=memory["gradients"],
-        optimizer_state=memory["optimizer_state"],
-        peak=memory["train_peak"],
-        seconds=found["seconds"],
+        footprint=Footprint(**found["footprint"]), parameters=memory["parameters"], gradients=memory["gradients"],
+        optimizer_state=memory["optimizer_state"], peak=memory["train_peak"], seconds=found["seconds"],
         device=found["device"],
-    )
+    )  # fmt: skip
 
 
 def calibrate(recipe: str, config: str, overrides: Sequence[str], rows: int) -> tuple[Correction, list[Measured]]:

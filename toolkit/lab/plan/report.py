@@ -19,7 +19,7 @@ from toolkit.config.problems import touching
 from toolkit.config.sections import Config
 from toolkit.data.batching.budget import num_micro_batches
 from toolkit.document.blocks import Block, Cell, Code, Table, Text
-from toolkit.footprint.simulate import Footprint, Subject, simulate
+from toolkit.footprint.simulate import Footprint, Subject
 from toolkit.lab.jobs.strategies import ACCUMULATION, BATCH
 from toolkit.lab.jobs.training import unfrozen_at_once
 from toolkit.lab.plan.estimates import MACHINE, scaling
@@ -79,11 +79,11 @@ class Plan:
         cfg, task = self.request.cfg, self.request.task
         check_settings(cfg, task, simulated=True)
         subject = subject_of(cfg, task, self.length, gpu=self.capacity is not None)
-        footprint = simulate(subject)
+        planner = Planner(subject, self.processes, self._split(cfg))
+        footprint = planner.footprint(subject.cfg)
         self.found |= {"rows": footprint.rows, "flops": footprint.flops, "footprint": asdict(footprint)}
         yield _heading(subject, footprint)
         yield memory_table(footprint, cfg.train.optim)
-        planner = Planner(subject, self.processes, self._split(cfg))
         splits = planner.splits() if self.processes > 1 else []
         table, refused = planner.strategies(splits)
         self.found |= {"strategies": [asdict(each) for each in table], "refused": refused}
@@ -101,7 +101,7 @@ class Plan:
             if self.processes == 1:
                 yield from self._fit(subject, footprint, correction, self.capacity)
                 return
-            fitting = fitting_splits(self._choices(subject, splits), self.capacity, correction.peak)
+            fitting = fitting_splits(self._choices(planner, splits), self.capacity, correction.peak)
             self.found["splits"] = {**asdict(fitting), "reserved": correction.constant}
             yield from split_blocks(fitting, self.processes, self.capacity)
 
@@ -122,14 +122,14 @@ class Plan:
 
         return load
 
-    def _choices(self, subject: Subject, splits: Sequence[Strategy]) -> Iterator[tuple[Sequence[str], list[Strategy]]]:
+    def _choices(self, planner: Planner, splits: Sequence[Strategy]) -> Iterator[tuple[Sequence[str], list[Strategy]]]:
         """Yields further settings, the cheapest first, and the splits with them."""
         yield (), [*splits]
-        yield (), Planner(subject, self.processes, self._split(subject.cfg)).splits(offloaded=True)
-        for _, switches in switch_sets(subject.cfg)[1:]:
+        yield (), planner.splits(offloaded=True)
+        for _, switches in switch_sets(planner.cfg)[1:]:
             with suppress(ToolkitError):  # not with these settings, or not here
                 cfg = self._load(switches)
-                yield switches, Planner(resized(subject, cfg), self.processes, self._split(cfg)).splits()
+                yield switches, Planner(resized(planner.subject, cfg), self.processes, self._split(cfg)).splits()
 
     def _calibrate(self, footprint: Footprint) -> Generator[Block, None, Correction]:
         """Measures steps on this machine, yields what they say, and returns the correction of the plan."""
@@ -227,10 +227,7 @@ def memory_table(footprint: Footprint, optim: str) -> Table:
             shown = f"optimizer state ({optim})" if name == "optimizer_state" else label
             rows.append([shown, size, size / footprint.total if name in OF_WEIGHTS else None])
     rows.append(["peak of a step", footprint.peak, footprint.peak / footprint.total])
-    cells = [
-        [label, Cell(format_bytes(size), size), None if each is None else Cell(f"{each:.2f}", each)]
-        for label, size, each in rows
-    ]
+    cells = [[label, Cell(format_bytes(size), size), each and Cell(f"{each:.2f}", each)] for label, size, each in rows]
     return Table(["part", "memory", "bytes per weight"], cells, caption="Memory of one device")
 
 
