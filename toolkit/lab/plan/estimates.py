@@ -181,11 +181,11 @@ def _moments(
 
     Each has the shares of a single device's memory by kind, and the bytes of further micro-batches.
     """
+    schedule, recomputed = cfg.parallel.schedule, cfg.train.activation_checkpointing != "none"
     # Tensor parallelism does not split what passes from layer to layer.
-    passing = f.crossing if cfg.parallel.sequence or f.recomputed else max(f.crossing, f.tensor_summed / 2)
+    passing = f.crossing if cfg.parallel.sequence or recomputed else max(f.crossing, f.tensor_summed / 2)
     complete = min(1.0, passing / max(1, f.activations))
     kept = (complete + (1 - complete) / mesh.tensor) / mesh.context
-    schedule, recomputed = cfg.parallel.schedule, cfg.train.activation_checkpointing != "none"
     if _of_layers(cfg, mesh) and mesh.tensor == mesh.pipeline == 1 <= f.layers and not recomputed:
         kept *= 1 - 1 / f.layers  # the most is held when a layer's gradients are sent, its activations freed
     # Gradients of weights that are computed later need no copies.
@@ -237,6 +237,7 @@ def _copies(f: Footprint, cfg: Config, mesh: Mesh, replica: float) -> int:
     train = cfg.train
     if mesh.fsdp > 1:
         width, times = (0.5, 2.5) if _gathers_16_bits(cfg, mesh) else (1.0, 4.0)
+        times -= not _synced(cfg) and num_micro_batches(train, f.rows) > 1  # nothing is sent until the window's end
         if not _of_layers(cfg, mesh):
             return round(replica * f.parameters * width)
         # Of a layer, or of all that is in none: gathered, flat and in parts, one ahead of its use; its gradient, and

@@ -227,7 +227,10 @@ def memory_table(footprint: Footprint, optim: str) -> Table:
             shown = f"optimizer state ({optim})" if name == "optimizer_state" else label
             rows.append([shown, size, size / footprint.total if name in OF_WEIGHTS else None])
     rows.append(["peak of a step", footprint.peak, footprint.peak / footprint.total])
-    cells = [[label, Cell(format_bytes(size), size), each and Cell(f"{each:.2f}", each)] for label, size, each in rows]
+    cells = [
+        [label, Cell(format_bytes(size), size), None if each is None else Cell(f"{each:.2f}", each)]
+        for label, size, each in rows
+    ]
     return Table(["part", "memory", "bytes per weight"], cells, caption="Memory of one device")
 
 
