@@ -26,6 +26,7 @@ ALL = {
         *(f"llama:{strategy}" for strategy in (
             "ddp", "local_sgd", "zero1", "zero2", "fsdp", "tensor", "recomputed", "gpipe", "1f1b")),
         *(f"{model}:{strategy}" for model in ("bert", "gpt2", "vit") for strategy in ("fsdp", "tensor", "1f1b")),
+        *(f"moe:{strategy}" for strategy in ("ddp", "expert", "fsdp-expert")),
     ],
     4: [f"llama:{strategy}" for strategy in (
         "ddp", "zero1", "hsdp", "replicas-tensor", "fsdp-tensor", "replicas-pipeline", "tensor-pipeline")],
@@ -53,7 +54,8 @@ def test_bytes_are_those_counted_and_memory_is_that_held(tmp_path, processes):
     for name in ALL[processes]:
         found, ranks = estimate(name, processes, tmp_path), counted[name]
         sent = fmean(rank["exchange_bytes"] for rank in ranks) / STEPS
-        assert found.sent == pytest.approx(sent, rel=0.02), name  # the estimate is for one token less
+        # The estimate is for one token less, and for a router that chooses all experts alike.
+        assert found.sent == pytest.approx(sent, rel=0.05 if "expert" in name else 0.02), name
         for part in PARTS:
             assert getattr(found, part) == pytest.approx(max(rank[part] for rank in ranks), rel=0.1), (name, part)
 

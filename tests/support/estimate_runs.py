@@ -26,6 +26,7 @@ MODELS = {
     "bert": ("language_modeling/smoke_masked", TINY),
     "gpt2": ("language_modeling", (*SMALL, *GPT2)),
     "vit": ("reviews/smoke_image", (*SMALL, *VIT)),
+    "moe": ("language_modeling/smoke_moe", SMALL),
 }
 """Recipe and sizes of models whose inputs all have the same length."""
 STRATEGIES = {
@@ -38,6 +39,8 @@ STRATEGIES = {
     "recomputed": ("parallel.tensor=2", "train.activation_checkpointing=full"),
     "gpipe": ("parallel.pipeline=2", "parallel.schedule=gpipe"),
     "1f1b": ("parallel.pipeline=2",),
+    "expert": ("parallel.expert=2",),
+    "fsdp-expert": ("parallel.expert=2", "parallel.fsdp=2"),
     "hsdp": ("parallel.replicas=2", "parallel.fsdp=2"),
     "replicas-tensor": ("parallel.replicas=2", "parallel.tensor=2"),
     "fsdp-tensor": ("parallel.fsdp=2", "parallel.tensor=2"),

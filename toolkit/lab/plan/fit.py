@@ -11,7 +11,7 @@ from math import prod
 from toolkit.api.mesh import SIZES, Mesh
 from toolkit.base.errors import ConfigError, ToolkitError
 from toolkit.checks.check import Case
-from toolkit.checks.model import context_problems, pipeline_problems, tensor_problems
+from toolkit.checks.model import context_problems, expert_problems, pipeline_problems, tensor_problems
 from toolkit.config.sections import Config
 from toolkit.footprint.simulate import Footprint, Subject, simulate
 from toolkit.lab.jobs.strategies import Technique, offloaded, plain_settings, techniques, window_settings
@@ -225,7 +225,8 @@ class Planner:
         overrides = [f"{key}={value}" for key, value in settings.items()]
         cfg = self.load(overrides)
         self._case.cfg = cfg  # of the same model, whose configuration was loaded
-        checks = {"tensor": tensor_problems, "context": context_problems, "pipeline": pipeline_problems}
+        checks = {"tensor": tensor_problems, "context": context_problems, "pipeline": pipeline_problems,
+                  "expert": expert_problems}  # fmt: skip
         for name, problems in checks.items():
             if (of_size := (name, getattr(cfg.parallel, name))) not in self._problems:
                 self._problems[of_size] = problems(self._case)
@@ -240,16 +241,20 @@ class Planner:
     def splits(self, offloaded: bool = False) -> list[Strategy]:
         """Returns all splits of the model over the processes, or all with offloading, the fastest first."""
         found = []
-        for settings in _splits(self.processes, offloaded):
+        for settings in _splits(self.processes, offloaded, has_experts=self.footprint(self.cfg).experts > 0):
             with suppress(ConfigError):  # not a way to train this model
                 found.append(self.estimate(Technique(_kind(settings), self.processes, settings, "", "")))
         return sorted(found, key=lambda split: (split.seconds, split.memory))
 
 
-def _splits(processes: int, offloaded: bool) -> Iterator[dict[str, str]]:
+def _splits(processes: int, offloaded: bool, has_experts: bool) -> Iterator[dict[str, str]]:
     """Yields the settings of ZeRO-1 and 2, and of every product of sizes, or of those with FSDP2 and offloading."""
-    yield from ({"parallel.zero_stage": stage} for stage in "12" if not offloaded)
     divisors = [size for size in range(1, processes + 1) if processes % size == 0]
+    if not offloaded:
+        yield from ({"parallel.zero_stage": stage} for stage in "12")
+        for expert, fsdp in product(divisors[1:] if has_experts else (), divisors):
+            sizes = {"expert": expert, "fsdp": fsdp, "replicas": processes // fsdp}
+            yield {f"parallel.{name}": str(size) for name, size in sizes.items() if size > 1}
     for sizes in product(divisors, repeat=4):
         named = dict(zip(SIZES[1:], sizes, strict=True))
         if processes % prod(sizes) or min(named["context"], named["pipeline"]) > 1:
@@ -266,6 +271,7 @@ KINDS = {
     "context": "context",
     "fsdp": "FSDP2 (ZeRO-3)",
     "fsdp replicas": "HSDP",
+    "expert replicas": "expert",
     "tensor": "tensor",
     "pipeline": "pipeline, 1F1B",
 }
