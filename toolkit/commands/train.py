@@ -26,7 +26,7 @@ from toolkit.checks.check import Told
 from toolkit.commands import options
 from toolkit.config.describe import explain_text, help_text, schema
 from toolkit.config.sections import Config
-from toolkit.lab.slurm import Job, cores_of, lead_of, script, seconds_of
+from toolkit.lab.slurm import Job, cores_of, lead_of, option_problems, script, seconds_of
 from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file, validate
 from toolkit.system.launcher import launched_processes, run_ranks, slurm_rank
 
@@ -197,6 +197,7 @@ LAUNCHERS = ("srun", "torchrun", "accelerate")
 SBATCH = {
     "partition": "queue", "account": "account", "qos": "quality of service", "constraint": "features of machines",
     "reservation": "reservation", "mem": "memory of each machine, for example 120G",
+    "gres": "resources of each machine, for example gpu:4, in place of --gpus-per-node",
 }  # fmt: skip
 """Options of `sbatch` that are passed on, and their meaning."""
 SHORTEST_LEAD, LONGEST_LEAD = 30, 0.5
@@ -227,11 +228,27 @@ def add_slurm(parser: argparse.ArgumentParser) -> None:
     about = "shell command that makes `toolkit` available (default: activates the virtual environment in use)"
     parser.add_argument("--activate", metavar="COMMAND", help=about)
     parser.add_argument("--interface", metavar="NAME", help="network interface between the machines, for example ib0")
+    about = (
+        "suffix of the first machine's name at which processes meet, for example i or -ib0, or a shell command with "
+    )
+    about += "spaces that prints the address; it may use $MASTER_ADDR, the name"
+    parser.add_argument("--master-address", metavar="SUFFIX", help=about)
+    parser.add_argument("--cpu-bind", metavar="VALUE", help="binding of processes to cores, as for srun")
     parser.add_argument("--online", action="store_true", help="the machines can reach the Hub")
     parser.add_argument("--preflight", action="store_true", help="check each machine before training")
     parser.add_argument("--job-name", metavar="NAME", help="name of the job (default: that of the recipe)")
     for name, about in SBATCH.items():
         parser.add_argument(f"--{name}", metavar="VALUE", help=f"{about}, as for sbatch")
+    about = "further option of sbatch, for example hint=nomultithread; may be repeated"
+    parser.add_argument("--sbatch", action="append", default=[], metavar="LINE", help=about)
+
+
+def rewrite_slurm(words: Sequence[str]) -> Iterator[str]:
+    """Joins values that begin with a dash to their option, so that they are not taken for options."""
+    given = iter(words)
+    for word in given:
+        value = next(given, None) if word in ("--sbatch", "--master-address") else None
+        yield word if value is None else f"{word}={value}"
 
 
 def run_slurm(arguments: argparse.Namespace) -> None:
@@ -265,7 +282,9 @@ def _job(arguments: argparse.Namespace) -> Job:
         output_dir=cfg.output_dir.rstrip("/"), array=arguments.array,
         seed=cfg.seed if arguments.array and train else None,
         interface=arguments.interface, offline=not arguments.online, trackers=cfg.tracking.report_to,
-        options=[f"{name}={value}" for name, value in given.items() if value is not None],
+        options=[*(f"{name}={value}" for name, value in given.items() if value is not None),
+                 *(line.strip().lstrip("-") for line in arguments.sbatch)],
+        master_address=arguments.master_address, cpu_bind=arguments.cpu_bind,
         preflight=arguments.preflight, staged=cfg.data.stage_to is not None,
     )  # fmt: skip
 
@@ -295,6 +314,14 @@ def _checked(arguments: argparse.Namespace) -> tuple[int, int, int]:
         problems.append("--array: gives each task a seed, from that of the settings; set seed in the YAML")
     if arguments.launcher == "accelerate" and arguments.gpus == 0:
         problems.append("--launcher: accelerate starts one process for each GPU; use srun or torchrun with --gpus 0")
+    problems += option_problems(arguments.gres, arguments.gpus, arguments.sbatch)
+    address = arguments.master_address
+    if name and address:
+        problems.append(f"--master-address: has no effect with --{name}, which trains on one machine")
+    if address and not any(map(str.isspace, address)) and not re.fullmatch(r"[A-Za-z0-9.-]+", address):
+        problems.append(
+            f"--master-address: received {address}, must be a suffix such as -ib0, or a command with spaces"
+        )
     if problems:
         raise InputError("\n".join(problems))
     return max(1, arguments.gpus), seconds, lead

@@ -49,6 +49,8 @@ class Job:
     array: int | None = None
     seed: int | None = None  # the seed of the first task, if each task of the array has its own
     interface: str | None = None
+    master_address: str | None = None  # suffix of the first machine's name, or a shell command (with a space)
+    cpu_bind: str | None = None
     offline: bool = True
     trackers: Sequence[str] = ()
     options: Sequence[str] = ()  # further options of `sbatch`, without dashes
@@ -100,6 +102,29 @@ def seconds_of(text: str) -> int:
     return total
 
 
+_GPUS = re.compile(r"\bgpu(?::(?!\d+\b)[^:,]+)?(?::(\d+))?")
+"""GPUs in `gres`: `gpu`, `gpu:4` or `gpu:a100:4`."""
+OWN_OPTIONS = frozenset((
+    "job-name", "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gres", "cpus-per-task", "time", "array",
+    "output", "open-mode", "requeue", "no-requeue", "signal",
+))  # fmt: skip
+"""Options of `sbatch` that a script has from options of its own, or must have as they are."""
+
+
+def option_problems(gres: str | None, gpus: int, lines: Sequence[str]) -> list[str]:
+    """Returns the problems of `gres` with another number of GPUs than of processes, and of further options."""
+    found = []
+    if (asked := _GPUS.search(gres or "")) and int(asked[1] or 1) != gpus:
+        found.append(f"--gres: received {gres}, but --gpus is {gpus}; give both the same number of GPUs")
+    for line in lines:
+        name = re.split(r"[= ]", line.strip().lstrip("-"), maxsplit=1)[0]
+        if "\n" in line or not re.fullmatch(r"[a-z][a-z0-9-]+", name):
+            found.append(f"--sbatch: received {line!r}, must be a long option of sbatch such as hint=nomultithread")
+        elif name in OWN_OPTIONS:
+            found.append(f"--sbatch: received {line!r}, but the script sets {name}; use the options of toolkit slurm")
+    return found
+
+
 def shown_time(seconds: int) -> str:
     """Returns a time limit as Slurm writes it."""
     days, rest = divmod(seconds, 86400)
@@ -123,6 +148,7 @@ def script(job: Job) -> str:
         words=shlex.join(job.words),
         on_each_machine=_on_each_machine(job),
         share=_share(job),
+        bound=f" --cpu-bind={shlex.quote(job.cpu_bind)}" if job.cpu_bind else "",
         first_port=FIRST_PORT,
         ports=PORTS,
         spare_seconds=SPARE_SECONDS,
@@ -131,7 +157,8 @@ def script(job: Job) -> str:
 
 def _options(job: Job) -> Iterator[str]:
     """Yields the options of `sbatch`."""
-    gpus = [f"gpus-per-node={job.gpus}"] if job.gpus else []
+    by_gres = any(option.startswith("gres=") and _GPUS.search(option) for option in job.options)
+    gpus = [f"gpus-per-node={job.gpus}"] if job.gpus and not by_gres else []
     tasks, cpus = (job.per_node, job.cpus) if job.by_task else (1, job.cpus * job.per_node)
     log = "%x-%A_%a.log" if job.array else "%x-%j.log"
     array = [f"array=1-{job.array}"] if job.array else []

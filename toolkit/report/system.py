@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from toolkit.base.console import format_duration, format_value
 from toolkit.base.files import parse_json, read_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
-from toolkit.document.blocks import Block, Figure, Gallery, Table, Text
+from toolkit.document.blocks import Block, Cell, Figure, Gallery, Table, Text
 from toolkit.document.charts import Line, line_chart
 
 MIB, MINUTE = 2**20, 60.0
@@ -71,7 +72,7 @@ def system_blocks(samples: Mapping[int, Samples]) -> list[Block]:
     clocks = {rank: _clock(each) for rank, each in samples.items()}
     end = max((clock[-1] for clock in clocks.values() if clock), default=0.0)
     unit, name = (MINUTE, "minutes") if end > LONG else (1.0, "seconds")
-    figures = []
+    figures, rows = [], []
     for curve in CURVES:
         lines = {
             f"process {rank}": line
@@ -84,7 +85,14 @@ def system_blocks(samples: Mapping[int, Samples]) -> list[Block]:
                 y_label=curve.label, zero=True, whole=False, point="at",
             )  # fmt: skip
             figures.append(Figure(curve.title, chart))
-    return [Gallery(figures, "What each process used")] if figures else []
+            found = [[value for value in values if value is not None] for _, values in lines.values()]
+            means, highest = [fmean(values) for values in found], max(map(max, found))
+            cells = [Cell(format_value(each), each) for each in (fmean(means), min(means), max(means), highest)]
+            rows.append([f"{curve.title} ({curve.label})", *cells])
+    if not figures:
+        return []
+    names = ["what", "mean", "least process", "most process", "highest"]
+    return [Table(names, rows, caption="How much the processes used"), Gallery(figures, "What each process used")]
 
 
 def _clock(samples: Samples) -> list[float]:

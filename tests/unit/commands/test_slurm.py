@@ -176,6 +176,22 @@ def test_what_the_job_asks_for_follows_from_the_settings(tmp_path):
     assert "gpus-per-node" not in options_of(write(tmp_path, "--gpus", "0"))
 
 
+def test_options_of_centres_are_passed_on(tmp_path):
+    given = ("--gpus", "4", "--gres", "gpu:a100:4", "--sbatch", "--hint=nomultithread", "--sbatch", "comment=a b")
+    script = write(tmp_path, *given, "--cpu-bind", "cores", "--master-address", "-ib0")
+    asked = options_of(script)
+    assert (asked["gres"], asked["hint"], asked["comment"]) == ("gpu:a100:4", "nomultithread", "'a b'")
+    assert "gpus-per-node" not in asked
+    text = script.read_text()
+    assert '"$SLURM_CPUS_PER_TASK" --cpu-bind=cores --kill-on-bad-exit=1' in text
+    code, log = run(tmp_path, script, toolkit=ECHO)
+    assert (code, log[0].partition(":")[0]) == (0, "127.0.0.1-ib0")
+    command = """printf '%s' "$MASTER_ADDR.cluster" | tr a-z A-Z"""
+    code, log = run(tmp_path, write(tmp_path, "--master-address", command), toolkit=ECHO)
+    assert (code, log[0].partition(":")[0]) == (0, "127.0.0.1.CLUSTER")
+    assert "gpus-per-node" in options_of(write(tmp_path, "--gpus", "2", "--gres", "lustre:1"))
+
+
 def test_torchrun_and_accelerate_meet_at_the_first_machine(tmp_path):
     from accelerate.commands.launch import launch_command_parser
     from torch.distributed.run import get_args_parser
@@ -248,6 +264,11 @@ def test_a_stopped_share_goes_on(tmp_path):
         (["--array", "2", "seed=3"], "--array: gives each task a seed"),
         (["--launcher", "accelerate", "--gpus", "0"], "use srun or torchrun with --gpus 0"),
         (["--gpus", "3", "parallel.tensor=2"], "parallel"),
+        (["--gres", "gpu:4"], "--gres: received gpu:4, but --gpus is 1"),
+        (["--sbatch", "-C gpu"], "--sbatch: received '-C gpu', must be a long option"),
+        (["--sbatch", "time=1:00"], "--sbatch: received 'time=1:00', but the script sets time"),
+        (["--master-address", "$(x)"], "--master-address: received $(x), must be a suffix"),
+        (["--compare", "--preset memory", "--master-address", "i"], "--master-address: has no effect with --compare"),
         (["train.max_step=3"], "did you mean train.max_steps?"),
     ],
 )

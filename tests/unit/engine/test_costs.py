@@ -139,7 +139,8 @@ def test_curves_of_each_process_go_on_over_sessions(tmp_path):
         (tmp_path / name).write_text("".join(f"{json.dumps(each)}\n" for each in samples) + '{"half')
     samples = samples_of(tmp_path, processes=3)  # the third one wrote nothing
     assert [*samples] == [0, 1]
-    (gallery,) = system_blocks(samples)
+    table, gallery = system_blocks(samples)
+    assert [cell.value for cell in table.rows[0][1:]] == [1.5, 1, 2, 2]  # type: ignore[union-attr]
     (figure,) = gallery.figures  # type: ignore[union-attr]
     drawn = "".join(figure.drawing.parts)
     assert "process 1, at 7: 2<" in drawn

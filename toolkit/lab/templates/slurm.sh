@@ -35,6 +35,11 @@ export NCCL_SOCKET_IFNAME={{ job.interface | quote }} GLOO_SOCKET_IFNAME={{ job.
 {% endif %}
 {% if train %}
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+{% if job.master_address and " " in job.master_address %}
+MASTER_ADDR=$({{ job.master_address }}) || exit 2
+{% elif job.master_address %}
+MASTER_ADDR=$MASTER_ADDR{{ job.master_address }}
+{% endif %}
 # Jobs on one machine have different ports; a port that is set goes first.
 export MASTER_ADDR MASTER_PORT=${MASTER_PORT:-$(({{ first_port }} + SLURM_JOB_ID % {{ ports }}))}
 {% if not job.by_task %}
@@ -68,11 +73,11 @@ stopped= cancelled=
 trap 'stopped=1; scancel --signal=TERM "$job"' USR1
 trap 'cancelled=1' TERM
 {% if job.launcher == "srun" %}
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK"{{ bound }} --kill-on-bad-exit=1 \
     toolkit train {{ words }} "${settings[@]}" &
 {% else %}
 on_each_machine={{ on_each_machine | quote }}
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 bash -c "$on_each_machine" toolkit \
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK"{{ bound }} --kill-on-bad-exit=1 bash -c "$on_each_machine" toolkit \
     {{ words }} "${settings[@]}" &
 {% endif %}
 run=$!
