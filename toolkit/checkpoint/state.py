@@ -71,8 +71,7 @@ OLDER: dict[str, Any] = {
     "task.truncation": "longest_first", "task.long_texts": "truncate", "task.doc_stride": None, "task.pooling": "mean",
     "task.ranking": False, "train.chunked_loss": False, "task.thinking": "keep",
     "model.peft.init_lora_weights": "default", "model.peft.trainable_token_indices": [],
-    "mesh.context": 1,
-    "mesh.expert": 1,
+    "mesh.context": 1, "mesh.expert": 1, "model.initializer": "default",
 }  # fmt: skip
 """What runs of versions without a setting did."""
 

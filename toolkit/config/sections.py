@@ -63,6 +63,11 @@ class ModelConfig:
     from_config: dict[str, Any] | None = None
     """Build a new model with random weights: `model_type` (for instance `bert`) and any field of that model's
     configuration. Its tokenizer is trained on the training text, with at most `vocab_size` entries."""
+    initializer: Literal[
+        "default", "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", "orthogonal"
+    ] = "default"
+    """Distribution of the new weights of linear and convolutional layers with `from_config`: the model's own, or that
+    of `torch.nn.init` (Kaiming for ReLU). Biases, norms and embeddings, also as tied heads, keep the model's own."""
     config_overrides: dict[str, Any] = field(default_factory=dict)
     """Fields of the model's configuration to change, for instance `hidden_dropout_prob: 0.0`."""
     trust_remote_code: bool = False

@@ -327,7 +327,11 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
     attention = None if flash else cfg.model.attn_implementation
     with ledger.naming("buffers", guess=True), torch.device(subject.device):
         new = replace(
-            cfg.model, name_or_path=None, from_config={"model_type": config.model_type}, attn_implementation=attention
+            cfg.model,
+            name_or_path=None,
+            from_config={"model_type": config.model_type},
+            attn_implementation=attention,
+            initializer="default",
         )
         model = build_model(new, config, auto_model, cfg.seed)
         if not subject.fused_attention and choose(cfg, config, subject.device) is True:

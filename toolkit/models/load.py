@@ -205,9 +205,12 @@ def build_model(
     attending = attention(model, config, auto_class)
     if model.from_config is not None:
         try:
-            return _without_router_outputs(auto_class.from_config(config, dtype=torch.float32, **attending))
+            built = auto_class.from_config(config, dtype=torch.float32, **attending)
         except Exception as error:  # each model class has its own checks and exception types
             raise ConfigError([f"model.from_config: cannot build {auto_model}: {error}"]) from error
+        if model.initializer != "default":
+            initialize(built, model.initializer)
+        return _without_router_outputs(built)
     name = str(model.name_or_path)
     if config.dtype == torch.float64:
         warn(f"{name} has float64 weights, which the toolkit reads, trains and saves in float32")
@@ -230,6 +233,27 @@ def build_model(
     if auto_model == "AutoModelForSequenceClassification" and getattr(config, "classifier_pooling", "cls") != "mean":
         _note_pooling(name)
     return _without_router_outputs(loaded)
+
+
+def initialize(model: nn.Module, name: str) -> None:
+    """Gives the weights of linear and convolutional layers, and of experts, new values by `torch.nn.init`."""
+    from transformers.pytorch_utils import Conv1D
+
+    fill = getattr(nn.init, f"{name}_")
+    if name.startswith("kaiming"):
+        fill = partial(fill, nonlinearity="relu")
+    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    done = set[int]()
+    for module in model.modules():
+        experts = hasattr(module, "_is_expert_parallel")
+        if not experts and not isinstance(module, nn.Linear | nn.modules.conv._ConvNd | Conv1D):
+            continue
+        for parameter in module.parameters(recurse=False):
+            if parameter.dim() < 2 + experts or id(parameter) in tied | done:
+                continue
+            done.add(id(parameter))
+            for matrix in parameter.unbind() if experts else [parameter]:
+                fill(matrix.T if isinstance(module, Conv1D) else matrix)  # of which `Conv1D` holds [inputs, outputs]
 
 
 def _without_router_outputs(model: PreTrainedModel) -> PreTrainedModel:

@@ -89,6 +89,7 @@ CONFLICTS = {
     "model.from_config.model_type=''": "it needs a model_type",
     "model.from_config.model_type=3": "it needs a model_type",
     "model.from_config.model_type=bert model.revision=main": "remove model.revision",
+    "model.name_or_path=owner/name model.initializer=orthogonal": "a pretrained model has its weights",
     "model.from_config.model_type=bert model.trust_remote_code=true": "remove model.trust_remote_code",
     "model.name_or_path=local model.revision=main": "'local' is a local folder; remove it",
     "model.peft.r=4": "model.peft.r (4), model.peft.method ('none'): only lora, dora, rslora, qlora use",

@@ -261,3 +261,33 @@ def test_code_is_not_imported_while_tensors_have_no_memory():
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[]"]
+
+
+SMALL = {"vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 48}
+LARGEST = {"xavier_uniform": (6 / (48 + 192)) ** 0.5, "kaiming_uniform": (6 / 48) ** 0.5}
+"""Limits of the uniform distributions for 48 inputs and 192 outputs."""
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("name", ["xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", "orthogonal"])
+def test_new_matrices_have_the_distribution_of_the_initializer(kind, name):
+    wide = {"gpt2": {"n_inner": 192}, "llama": {"intermediate_size": 192, "tie_word_embeddings": True},
+            "mixtral": {"intermediate_size": 96, "num_local_experts": 4, "num_key_value_heads": 2}}[kind]  # fmt: skip
+    models = [ModelConfig(from_config={"model_type": kind, **SMALL, **wide}, initializer=each) for each in
+              ("default", name, name)]  # fmt: skip
+    plain, one, other = (build_model(each, load_model_config(each), "AutoModelForCausalLM", 3) for each in models)
+    own, new, again = (model.state_dict() for model in (plain, one, other))
+    path = {"gpt2": "transformer.h.0.mlp.c_fc.weight", "llama": "model.layers.0.mlp.up_proj.weight",
+            "mixtral": "model.layers.0.mlp.experts.gate_up_proj"}[kind]  # fmt: skip
+    for matrix in new[path].unbind() if kind == "mixtral" else [new[path].T if kind == "gpt2" else new[path]]:
+        assert matrix.shape == (192, 48)
+        if name == "orthogonal":
+            assert torch.allclose(matrix.T @ matrix, torch.eye(48), atol=1e-5)
+        elif name in LARGEST:
+            assert 0.95 * LARGEST[name] < float(matrix.abs().max()) <= LARGEST[name]
+        else:
+            scale = 2 / 48 if name == "kaiming_normal" else 2 / (48 + 192)
+            assert float(matrix.std()) == pytest.approx(scale**0.5, rel=0.05)
+    kept = {key for key, value in own.items() if torch.equal(value, new[key])}
+    assert {key for key in own if "norm" in key or "ln_" in key or "embed" in key or "wte" in key} <= kept
+    assert all(torch.equal(value, again[key]) for key, value in new.items())

@@ -39,6 +39,8 @@ RULES = (
           "it needs a model_type", "set model.from_config.model_type, for example to bert"),
     clash({"model.revision": CHANGED, "model.from_config": CHANGED}, "a model trained from scratch has no revision",
           "remove model.revision"),
+    clash({"model.initializer": CHANGED, "model.name_or_path": CHANGED}, "a pretrained model has its weights",
+          "remove model.initializer, or set model.from_config"),
     clash({"model.trust_remote_code": True, "model.from_config": CHANGED},
           "a model trained from scratch has no remote code", "remove model.trust_remote_code"),
     *(only_if(f"model.peft.{name}", "model.peft.method", methods.__contains__,
