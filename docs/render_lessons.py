@@ -68,6 +68,7 @@ def run(lesson: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lesson-") as name:
         program, script, *arguments = shlex.split(lesson["command"])
         command = [sys.executable, *(["-m", program, script] if program == "toolkit" else [DOCS.parent / script])]
+        (Path(name) / "docs").symlink_to(DOCS)  # commands name files of the repository
         environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # two processes on two cores
         subprocess.run([*command, *arguments], cwd=name, env=environ, check=True)
         PICTURES.mkdir(parents=True, exist_ok=True)

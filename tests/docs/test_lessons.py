@@ -30,6 +30,12 @@ SUBJECTS = {
     "pipeline",
     "ctc",
     "windows",
+    "zero",
+    "precision",
+    "lr_find",
+    "search",
+    "adam_8bit",
+    "initializer",
 }
 
 
