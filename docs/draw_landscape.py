@@ -3,7 +3,7 @@
 python docs/draw_landscape.py --output landscape.svg
 
 Li et al. 2018 (arXiv 1712.09913): each row of a random direction has the length of the same row of the weights.
-Biases and norms are not moved. Both trainings take the same number of steps.
+Biases and norms are not moved. Both trainings end at about the same loss.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from toolkit.document.svg import Drawing, text
 if TYPE_CHECKING:
     import torch
 
-POINTS, REACH, ROWS, STEPS = 25, 1.0, 64, 200
-"""Points of each side of the grid, its half width, rows of the batch, and steps of both trainings."""
-SIZES = (8, 128)
+POINTS, REACH, ROWS = 25, 1.0, 64
+"""Points of each side of the grid, its half width, and rows of the batch."""
+STEPS = {8: 560, 128: 200}
+"""Steps by rows per step."""
 SIDE = 300
 """Height of a map in pixels."""
 SETTINGS = ("eval.eval_steps=null", "checkpoint.save_steps=null", "train.warmup_steps=0", "train.optim=adamw_torch",
@@ -108,11 +109,11 @@ def heat_map(name: str, places: Sequence[float], found: np.ndarray, low: float, 
     return Drawing(parts, f"Loss around the model of {name}", round(top + SIDE + BOTTOM))
 
 
-def main(target: Path, points: int = POINTS, steps: int = STEPS) -> None:
+def main(target: Path, points: int = POINTS, steps: Mapping[int, int] = STEPS) -> None:
     """Trains with each size, evaluates the grids, and draws."""
     places = np.linspace(-REACH, REACH, points).tolist()
     with tempfile.TemporaryDirectory() as name:
-        runs = {f"batches of {size}": trained(Path(name), size, steps) for size in SIZES}
+        runs = {f"batches of {size}": trained(Path(name), size, most) for size, most in steps.items()}
         grids = {each: losses(run, places, ROWS) for each, run in runs.items()}
     low, high = (float(end(list(grids.values()))) for end in (np.min, np.max))
     maps = [heat_map(each, places, found, low, high) for each, found in grids.items()]

@@ -120,7 +120,9 @@ def section(lesson: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
     parts = [f"## {lesson['title']}", _filled(lesson["text"]), fenced(" \\\n    ".join(lines), "bash"), took(figures)]
     parts.append(f"![{lesson['title']}: the command's picture](images/lessons/{picture(lesson)})")
     parts += [table(["#", "variant", *lesson["columns"]], figures["rows"])] if figures["rows"] else []
-    return "\n\n".join([*parts, _filled(f"**Look at:** {lesson['look']}"), _filled(f"**Ask:** {lesson['ask']}")])
+    further = lesson.get("further")
+    more = [f"![{further['alternative']}]({further['picture']})", _filled(further["text"])] if further else []
+    return "\n\n".join([*parts, _filled(f"**Look at:** {lesson['look']}"), *more, _filled(f"**Ask:** {lesson['ask']}")])
 
 
 def _filled(text: str) -> str:

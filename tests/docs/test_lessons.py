@@ -36,6 +36,10 @@ SUBJECTS = {
     "search",
     "adam_8bit",
     "initializer",
+    "early_stopping",
+    "snapshots",
+    "profile",
+    "landscape",
 }
 
 
