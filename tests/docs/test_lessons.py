@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from launching import ROOT
 from ruamel.yaml import YAML
 from runs import shipped
@@ -111,3 +112,31 @@ def test_the_picture_of_ctc_shows_the_steps_of_a_training(page: Any, tmp_path: P
     assert "step 2: " in drawn
     assert "step 4: " in drawn
     assert ">blank</text>" in drawn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "sizes", "words"),
+    [
+        ("early_stopping", {"epochs": 2}, ["best: step 38", "stop: step 38"]),
+        ("snapshots", {"cycles": 2, "steps": 4}, ["mean of their predictions"]),
+        ("profile", {"ways": {"one row": ["train.global_batch_size=1", "train.per_device_train_batch_size=1"]}},
+         ["one row: ", "forward"]),
+        ("landscape", {"points": 3, "steps": {8: 2, 16: 1}}, ["batches of 8: loss", "batches of 16: loss"]),
+    ],
+)  # fmt: skip
+def test_a_script_draws_what_it_trained(
+    name: str, sizes: dict[str, Any], words: list[str], page: Any, tmp_path: Path
+) -> None:
+    import_module(f"draw_{name}").main(tmp_path / "drawn.svg", **sizes)
+    drawn = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
+    assert drawn.startswith("<svg")
+    assert all(each in drawn for each in words)
+
+
+def test_rows_of_a_direction_are_as_long_as_those_of_the_weights(page: Any) -> None:
+    weights = {"matrix": torch.randn(3, 4), "kernel": torch.randn(2, 3, 5), "bias": torch.randn(3)}
+    found = import_module("draw_landscape").direction(weights, torch.Generator().manual_seed(0))
+    for name in ("matrix", "kernel"):
+        torch.testing.assert_close(found[name].flatten(1).norm(dim=1), weights[name].flatten(1).norm(dim=1))
+    assert not found["bias"].any()
