@@ -17,6 +17,7 @@ from runs import shipped
 from toolkit.commands.cli import command_of
 from toolkit.lab.compare.variants import check_variants, combine, read_switch
 from toolkit.lab.jobs.jobs import Launch
+from toolkit.lab.search.space import read_space
 from toolkit.recipe import config_file
 
 LESSONS: list[dict[str, Any]] = YAML(typ="safe").load(ROOT / "docs" / "lessons.yaml")
@@ -74,6 +75,9 @@ def test_a_command_is_valid(lesson: dict[str, Any], page: Any) -> None:
     if getattr(arguments, "switch", None):
         assert arguments.steps
         check_comparison(arguments)
+    if getattr(arguments, "space", None):
+        config = str(config_file(arguments.recipe, arguments.config))
+        assert read_space(ROOT / arguments.space, shipped(arguments.recipe), config, arguments.overrides)
 
 
 def check_comparison(arguments: argparse.Namespace) -> None:
