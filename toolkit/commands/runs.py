@@ -127,8 +127,7 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
 def run_diff(arguments: argparse.Namespace) -> None:
     """Prints the differences between two runs."""
     one, other = (read_record(expanded(folder)) for folder in (arguments.one, arguments.other))
-    found = differences(one, other)
-    if not found:
+    if not (found := differences(one, other)):
         print("no differences in settings, data, versions, machines or results")
     show(found, arguments.one, arguments.other)
 

@@ -446,10 +446,8 @@ def skipped(table: Table) -> Omission:
     most = sorted(reasons.values(), key=len, reverse=True)
     shown = [f"{rows[0].reason} ({len(rows):,}, first in row {rows[0].number})" for rows in most[:LISTED_REASONS]]
     more = [f"{len(most) - LISTED_REASONS} other reasons"] if len(most) > LISTED_REASONS else []
-    reasons_shown = "; ".join([*shown, *more])
-    return Omission(
-        "rows cannot be used", len(table.bad), len(table.rows) + len(table.bad), reasons_shown, table.source
-    )
+    total = len(table.rows) + len(table.bad)
+    return Omission("rows cannot be used", len(table.bad), total, "; ".join([*shown, *more]), table.source)
 
 
 def exclusions(table: Table) -> list[Omission]:

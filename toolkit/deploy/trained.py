@@ -264,8 +264,7 @@ def read_settings(
     """
     files = RunFolder(folder)
     needed = (files.config, files.facts, *([files.model] if finished else []))
-    missing = [path.name for path in needed if not path.exists()]
-    if missing:
+    if missing := [path.name for path in needed if not path.exists()]:
         kind = "a finished run" if finished else "a run"
         raise InputError(f"{folder}: not {kind}, missing {', '.join(missing)} (tried {folder.absolute()})")
     try:

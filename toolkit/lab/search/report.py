@@ -299,8 +299,7 @@ def _pictures(found: SearchReport) -> Iterator[Figure]:
     ended = [row for row in valued if row["state"] != "diverged"] or valued
     drawn = pictures.coordinates(ended, found.space, metric, greater)
     yield Figure("Parallel coordinates", drawn, file="coordinates.svg")
-    several = [row for row in found.trials if len(row["evaluations"]) > 1]
-    if several:
+    if several := [row for row in found.trials if len(row["evaluations"]) > 1]:
         best = found.best
         chart = pictures.curves(several, None if best is None else best["number"], metric)
         yield Figure("Evaluations", chart, file="evaluations.svg")

@@ -49,14 +49,13 @@ def score(search: Search, book: Book) -> dict[str, Any] | None:
     other = None
     if baseline is not None and baseline.number != best.number:
         other = _scores_of(search, baseline, keep_model=False)
-    looks = sorted(int(file.parent.name) for file in search.folder.glob(f"trials/*/{SCORE}"))
     return {
         "trial": best.number,
         "overrides": overrides_of(settings_of(best)),
         "run": str(search.folder_of(best.number) / "run"),
         "sets": {name: _described(name, scores, other) for name in scores},
         "baseline": None if baseline is None else baseline.number,
-        "scored": looks,
+        "scored": sorted(int(file.parent.name) for file in search.folder.glob(f"trials/*/{SCORE}")),
     }
 
 
