@@ -138,7 +138,7 @@ def pairs_of_values() -> Iterator[tuple[str, int, list[str]]]:
 
 
 def measured(cases: Mapping[str, list[str]], processes: int) -> dict[str, dict[str, float]]:
-    """Trains two steps of each case; returns the largest counted peak and the bytes that the main process sent per step, in MiB."""
+    """Trains two steps of each case; returns the counted peak and what the main process sent per step, in MiB."""
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes), "--config_file",
               str(ROOT / "accelerate_configs/cpu_2proc.yaml")]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
