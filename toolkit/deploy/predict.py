@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, count, groupby, islice
 from pathlib import Path
@@ -312,7 +312,8 @@ def answer(
     plan = _plan(run, counts)
     if output is None:
         if run.accelerator.is_main_process:
-            lines = [line for _, part in _answered(run, inputs, dict(enumerate(plan)), options) for line in part.lines]
+            found = _answered(run, inputs, dict(enumerate(plan)), options)
+            lines = [line for _, (_, lines) in found for line in lines]
             _show(Answers(inputs, given, Path("terminal.csv"), options).table(lines), given)
         return
     peers, parts = peers_of_run(), Parts(output.with_name(output.name + PARTIAL), plan)
@@ -321,15 +322,15 @@ def answer(
     on_main(run.accelerator, parts.begin, {**identity, "set of rows": rows, "version of the software": software})
     missing = parts.missing()
     peers.objects(None)  # all have seen what is missing
-    total = sum(counts)
-    if done := total - sum(map(_size, missing.values())):
+    total = _size(plan)
+    if done := total - _size(missing.values()):
         say(f"going on with {parts.folder}, which has the answers to {done:,} of {counted(total, 'row')}")
     own = dict(islice(missing.items(), peers.rank, None, peers.size))
     with progress(total, "predict", initial=done, unit="row") as bar:
         for number, part in _answered(run, inputs, own, options):
             parts.write(number, part)
             if run.accelerator.is_main_process:
-                bar.update(total - sum(map(_size, parts.missing().values())) - bar.n)
+                bar.update(total - _size(parts.missing().values()) - bar.n)
     peers.objects(None)  # all parts are there
     on_main(run.accelerator, _finish, Answers(inputs, given, output, options), output, parts)
 
@@ -356,10 +357,12 @@ def _survey(
 
 Piece = tuple[int, range]
 """The place of an input, and places of rows in it."""
+Part = tuple[Mapping[str, Any], Iterable[Line]]
+"""The answers to the rows of a piece, after what is said at the end: bad rows, omissions and the first predictions."""
 
 
-def _size(piece: Piece) -> int:
-    return len(piece[1])
+def _size(pieces: Iterable[Piece]) -> int:
+    return sum(len(places) for _, places in pieces)
 
 
 def _plan(run: TrainedRun, counts: Sequence[int]) -> list[Piece]:
@@ -370,16 +373,6 @@ def _plan(run: TrainedRun, counts: Sequence[int]) -> list[Piece]:
         size = sum(counts)
     starts = [(place, start) for place, rows in enumerate(counts) for start in range(0, rows, size)]
     return [(place, range(start, min(start + size, counts[place]))) for place, start in starts]
-
-
-@dataclass(frozen=True)
-class Part:
-    """The answers to some rows; beside the lines, it has what is said of all parts at the end."""
-
-    lines: Iterable[Line]
-    bad: Sequence[Sequence[Any]] = ()  # the fields of the reports of rows without a prediction
-    omissions: Sequence[Sequence[Any]] = ()  # those of what is not in the features of the others
-    first: Sequence[str] = ()  # descriptions of the first predictions
 
 
 class Parts:
@@ -397,9 +390,8 @@ class Parts:
                 known = read_json(file)
             if known == identity:
                 return
-            other = [name for name in identity if isinstance(known, dict) and known.get(name) != identity[name]]
-            why = f"was made with {join([f'another {name}' for name in other], 'and')}" if other else "is damaged"
-            say(f"{self.folder} {why}: all rows are predicted again")
+            other = [f"another {name}" for name in identity if (known or {}).get(name) != identity[name]]
+            say(f"{self.folder} was made with {join(other, 'and')}: all rows are predicted again")
             shutil.rmtree(self.folder)
         self.folder.mkdir()
         write_json(file, identity)
@@ -411,9 +403,8 @@ class Parts:
 
     def write(self, number: int, part: Part) -> None:
         """Writes a part: a line for each row, after one with their checksum and the rest."""
-        body = "".join(json.dumps(line) + "\n" for line in part.lines)
-        head = {"sha256": sha256(body), "bad": part.bad, "omissions": part.omissions, "first": part.first}
-        write_text(self._file(number), json.dumps(head) + "\n" + body)
+        body = "".join(json.dumps(line) + "\n" for line in part[1])
+        write_text(self._file(number), json.dumps({**part[0], "sha256": sha256(body)}) + "\n" + body)
 
     def __iter__(self) -> Iterator[Part]:
         """Yields the parts in order; raises DataError, after removing it, if one is not as it was written."""
@@ -422,14 +413,10 @@ class Parts:
             facts: dict[str, Any] = {}
             with suppress(ValueError):
                 facts = json.loads(head)
-            if facts.pop("sha256", None) != sha256(body):
+            if facts.get("sha256") != sha256(body):
                 file.unlink()
                 raise DataError(f"{file} is damaged, and was removed: start the same command again to make it anew")
-            yield Part(map(json.loads, body.splitlines()), **facts)
-
-    def lines(self) -> Iterator[Line]:
-        """Yields the answers to all rows, in order."""
-        return chain.from_iterable(part.lines for part in self)
+            yield facts, map(json.loads, body.splitlines())
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:06}.jsonl"
@@ -468,7 +455,7 @@ def _part(run: TrainedRun, table: Table, rows: Sequence[Mapping[str, Any]], opti
     bad = [_report(row) for row in rows if row[NUMBER] not in lines]
     lines |= {each.number: {ERROR: each.reason} for each in bad}
     every = [lines[row[NUMBER]] for row in rows]
-    return Part(every, [[*vars(each).values()] for each in bad], [[*vars(each).values()] for each in omissions], first)
+    return {"bad": [*map(asdict, bad)], "omissions": [*map(asdict, omissions)], "first": first}, every
 
 
 def _report(row: Mapping[str, Any]) -> BadRowReport:
@@ -479,20 +466,20 @@ def _report(row: Mapping[str, Any]) -> BadRowReport:
 def _finish(answers: Answers, output: Path, parts: Parts) -> None:
     """Writes the file from all parts, removes them, and says what is in it."""
     bad, first, found = list[tuple[str, BadRowReport]](), list[str](), dict[str, Omission]()
-    for (place, _), part in zip(parts.plan, parts, strict=True):
-        bad += [(answers.inputs[place].name, BadRowReport(*row)) for row in part.bad]
-        first = first or [*part.first]
-        for each in (Omission(*fields) for fields in part.omissions):
+    for (place, _), (facts, _) in zip(parts.plan, parts, strict=True):
+        bad += [(answers.inputs[place].name, BadRowReport(**row)) for row in facts["bad"]]
+        first = first or facts["first"]
+        for each in (Omission(**fields) for fields in facts["omissions"]):
             before = found.get(each.what, replace(each, count=0, total=0))
             found[each.what] = replace(before, count=before.count + each.count, total=before.total + each.total)
     for source in (each.source for each in answers.inputs):
         if source.digest is not None and source.digest() != source.fingerprint:
             raise _changed(source.name)
-    total = sum(map(_size, parts.plan))
+    total = _size(parts.plan)
     if len(bad) == total:
         shutil.rmtree(parts.folder)
         raise DataError(f"none of the {total} rows can be used:\n{listing(bad)}")
-    write_table(output, answers.table(LazyRecords(parts.lines)))
+    write_table(output, answers.table(LazyRecords(lambda: chain.from_iterable(lines for _, lines in parts))))
     shutil.rmtree(parts.folder)
     for omission in found.values():
         say(f"{omission}.")

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -74,15 +75,6 @@ def decoded_with(overrides: Sequence[str]) -> list[str]:
     return [override for override in overrides if override.startswith("task.")]
 
 
-class _Alone:
-    """What predictions need of an accelerator, as of the only process."""
-
-    num_processes, process_index, is_main_process = 1, 0, True
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-
 @dataclass(frozen=True, repr=False)  # a notebook would show all settings and layers
 class TrainedRun:
     """A finished run, ready to predict or evaluate: its settings, task, processor and model."""
@@ -141,8 +133,9 @@ class TrainedRun:
 
     def alone(self, place: int) -> TrainedRun:
         """Returns this run in this process alone, with the random numbers of rows from a place on."""
-        task, accelerator = copy(self.task), cast("Accelerator", _Alone(self.accelerator.device))
+        task, device = copy(self.task), self.accelerator.device
         task.cfg = replace(self.cfg, seed=self.cfg.seed + place)
+        accelerator: Any = SimpleNamespace(device=device, num_processes=1, process_index=0, is_main_process=True)
         return replace(self, task=task, accelerator=accelerator, mesh=Mesh())
 
     def evaluation(self, data: EvalData) -> Evaluation:
