@@ -309,7 +309,7 @@ def answer(
         limits.update(dict.fromkeys(limits, options.threshold))
     labelled = options.labelled
     given, counts = on_main(run.accelerator, _survey, run, inputs, output, output is None or not skips_rows, labelled)
-    plan = _plan(run, counts)
+    plan = _plan(run, counts, labelled)
     if output is None:
         if run.accelerator.is_main_process:
             found = _answered(run, inputs, dict(enumerate(plan)), options)
@@ -348,10 +348,8 @@ def _survey(
         check_excel(raw.values or {} for each in inputs for raw in each.read())
     if rejects:
         every = ((each, checked_rows(each.source, run.task, each.columns, labelled)) for each in inputs)
-        bad = [(each.name, _report(row)) for each, rows in every for row in rows if row[REASON] is not None]
-        if bad:
-            listed = listing(bad)
-            raise DataError(f"{len(bad)} of {sum(counts)} rows cannot be used:\n{listed}\nCorrect or remove them.")
+        if bad := [(each.name, _report(row)) for each, rows in every for row in rows if row[REASON] is not None]:
+            raise DataError(f"{len(bad)} of {sum(counts)} rows cannot be used:\n{listing(bad)}")
     return [*given], counts
 
 
@@ -365,11 +363,11 @@ def _size(pieces: Iterable[Piece]) -> int:
     return sum(len(places) for _, places in pieces)
 
 
-def _plan(run: TrainedRun, counts: Sequence[int]) -> list[Piece]:
+def _plan(run: TrainedRun, counts: Sequence[int], labelled: bool) -> list[Piece]:
     """Returns the parts that all rows are divided into, in order."""
     least = PART_BATCHES * run.cfg.eval.per_device_eval_batch_size
     size = max(least, min(PART_ROWS, -(-sum(counts) // PARTS)))
-    if run.task.has("regroup"):  # which rows are joined has an effect
+    if run.task.has("regroup") and (labelled or not run.bare_model.can_generate()):  # joined rows have an effect
         size = sum(counts)
     starts = [(place, start) for place, rows in enumerate(counts) for start in range(0, rows, size)]
     return [(place, range(start, min(start + size, counts[place]))) for place, start in starts]
