@@ -140,8 +140,7 @@ def text_input(run: TrainedRun, texts: Sequence[str], labelled: bool = False) ->
     rows = [{names[0]: text} for text in texts] if len(names) == 1 else _several(texts, names, meant)
     reading = Reading.of(run.cfg.data)
     given_table(rows, run.task, columns, labelled, reading)
-    own = partial(map, RawRow, range(1, len(rows) + 1), rows)
-    return Input("--input-text", given_source(rows, reading), columns, own)
+    return Input("--input-text", given_source(rows, reading), columns, partial(map, RawRow, count(1), rows))
 
 
 def _several(texts: Sequence[str], names: list[str], meant: Mapping[str, str]) -> list[dict[str, Any]]:

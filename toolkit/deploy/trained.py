@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -219,7 +219,7 @@ def open_finished(
     overrides: Sequence[str],
     known: Sequence[str],
     calibrated: bool = True,
-    mixed_precision: str | None = None,
+    mixed_precision: Literal["no", "bf16"] | None = None,
 ) -> TrainedRun:
     """Opens a finished run as `load` does; `known` and `calibrated` are those of `read_settings`.
 
