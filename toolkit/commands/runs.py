@@ -323,7 +323,7 @@ def _train(recipe: Path, record: Record, folder: Path, own: bool, processes: int
 
     For a run that may be somebody else's, that is the current directory, from which no module is imported.
     """
-    from toolkit.commands.train import TOOLKIT
+    from toolkit.commands.options import TOOLKIT
     from toolkit.config.keys import written
     from toolkit.lab.jobs.jobs import run_processes
     from toolkit.lab.jobs.training import QUIET
