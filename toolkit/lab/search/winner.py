@@ -10,7 +10,7 @@ from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json, write_json
 from toolkit.lab.search import trials
-from toolkit.lab.search.space import overrides_of
+from toolkit.lab.search.space import POPULATION, overrides_of
 from toolkit.lab.search.study import OWNER, Book, Search, result_of
 from toolkit.lab.search.trials import baseline_of, best_of
 from toolkit.metrics.intervals import percentiles
@@ -42,7 +42,7 @@ def score(search: Search, book: Book) -> dict[str, Any] | None:
     if not _is_here(search, book, best):
         say(f"trial {best.number}, the best one, was trained in another folder: the same command there scores it")
         return None
-    baseline = baseline_of(book, found) if search.method != "pbt" else None
+    baseline = baseline_of(book, found) if search.method not in POPULATION else None
     if baseline is not None and not _is_here(search, book, baseline):
         baseline = None
     scores = _scores_of(search, best, keep_model=True)
