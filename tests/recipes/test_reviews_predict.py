@@ -127,6 +127,15 @@ def test_other_rows_or_options_begin_anew_and_so_does_a_damaged_part(finished, t
     assert output.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
+def test_a_folder_of_someone_else_is_kept(finished, tmp_path, capsys):
+    given, folder = texts(tmp_path / "new.csv", 3), tmp_path / "out.csv.partial"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    assert run_command(*command(finished, given, tmp_path / "out.csv")) == 2
+    assert f"{folder} is not a folder of this command" in capsys.readouterr().err
+    assert (folder / "notes.txt").read_text() == "mine"
+
+
 def test_bf16_changes_digits(finished, tmp_path):
     given, found = texts(tmp_path / "new.csv", 30), {}
     for precision in ("no", "bf16"):

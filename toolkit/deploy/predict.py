@@ -383,6 +383,8 @@ class Parts:
         file = self.folder / IDENTITY
         if self.folder.exists():
             known: Any = None
+            if not self.folder.is_dir() or (not file.exists() and any(self.folder.iterdir())):
+                raise InputError(f"{self.folder} is not a folder of this command; rename it, or choose another --output")
             with suppress(OSError, ValueError):
                 known = read_json(file)
             if known == identity:
