@@ -36,7 +36,6 @@ SMALL_MODULE_LINES = 100
 SMALL_MODULES = {
     "checks.trainer": "a user of the Trainer looks for it",
     "deploy.export.generating": "its source is part of the script of an export",
-    "footprint.cuts": "a user looks for it",
     "optim.lamb": "loaded by name",
     "tracking.mlflow": "loaded by name",
     "tracking.tensorboard": "loaded by name",

@@ -71,9 +71,8 @@ def config_file(recipe: str | Path, config: str | Path) -> Path:
     if _is_path(config):
         return present(config)
     file = recipe_file(recipe)
-    return _named(
-        str(config), file.parent / "configs" / file.stem, "--config", "a configuration of this recipe", file.stem
-    )
+    folder = file.parent / "configs" / file.stem
+    return _named(str(config), folder, "--config", "a configuration of this recipe", file.stem)
 
 
 def launcher_file(config: str | Path) -> Path:

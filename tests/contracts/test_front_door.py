@@ -165,7 +165,7 @@ def test_wrong_input_is_said_once_and_first(tmp_path):
 def test_a_rank_that_a_signal_kills_is_a_failed_run(monkeypatch):
     from commands import run_command
 
-    monkeypatch.setattr("toolkit.commands.train.run_ranks", lambda command, processes: -9)
+    monkeypatch.setattr("toolkit.system.launcher.run_ranks", lambda command, processes: -9)
     assert run_command("train", "reviews", "--config", "smoke", "--processes", "2") == 1
 
 

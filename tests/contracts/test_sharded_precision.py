@@ -63,7 +63,7 @@ def test_shards_train_like_one_process(output, name):
 @pytest.mark.parametrize(("name", "how"), [*((name, "fsdp") for name in ("llama", *KINDS)), ("llama", "chunked")])
 def test_16_bits_are_as_near_to_float32_as_autocast_of_one_process(output, name, how):
     autocast = distance(run(output, f"{name}/bf16"), run(output, f"{name}/float32"))
-    assert 0 < distance(run(output, f"{name}/bf16/{how}"), run(output, f"{name}/float32")) <= 1.3 * autocast
+    assert 0 < distance(run(output, f"{name}/bf16/{how}"), run(output, f"{name}/float32")) <= 1.15 * autocast
 
 
 def test_recomputed_segments_and_losses_in_chunks_hold_less(output):

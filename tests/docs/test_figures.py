@@ -135,12 +135,8 @@ def test_the_word_errors_of_speakers_that_were_never_heard() -> None:
 
 def test_peaks_of_every_pair_of_values_are_said_as_measured() -> None:
     cases = read(RESULTS / "sharding_pairs.json")["cases"]
-    far = {name: case["planned"] / case["counted"] - 1 for name, case in cases.items()}
-    outside = {name: each for name, each in far.items() if abs(each) > 0.1}
-    page = (ROOT / "docs/plan.md").read_text(encoding="utf-8")
-    assert f"peak of {len(cases) - len(outside)} of {len(cases)} cases is within 10 %" in page
-    assert f"({' and '.join(f'{each:+.0%}'.replace('%', ' %') for each in sorted(outside.values()))})" in page
-    assert all(name.startswith("pipeline") and "bf16" in name for name in outside)
+    assert all(abs(case["planned"] / case["counted"] - 1) <= 0.1 for case in cases.values())
+    assert f"peak of all {len(cases)} cases is within 10 %" in (ROOT / "docs/plan.md").read_text(encoding="utf-8")
 
 
 def test_why_encoder_decoders_have_no_stages_is_counted() -> None:

@@ -40,11 +40,8 @@ def look_up(table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Returns the numbers `[B, C, ...]` at positions `[B, C, ...]` of a table `[C, N]`."""
     import torch
 
-    first, *_ = planes = positions.unbind(1)
-    rows = zip(table, planes, strict=True)
-    return torch.stack(
-        [numbers.index_select(0, plane.flatten().int()).view_as(first) for numbers, plane in rows], dim=1
-    )
+    rows = zip(table, positions.unbind(1), strict=True)
+    return torch.stack([numbers.index_select(0, plane.flatten().int()).view_as(plane) for numbers, plane in rows], 1)
 
 
 @dataclass(frozen=True)

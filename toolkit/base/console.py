@@ -182,11 +182,11 @@ def format_bytes(size: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Formats a short time with three digits: `12.3 us`, `12.3 ms`, `1.23 s`."""
+    """Formats a short time with three digits: `12.3 us`, `12.3 ms`, `1.23 s`; a long one in seconds: `1,234 s`."""
     for unit, scale in (("us", 1e6), ("ms", 1e3)):
         if seconds * scale < 999.5:
             return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds:.3g} s"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
 def format_duration(seconds: float) -> str:

@@ -73,8 +73,7 @@ class Fetched:
 
     def require_intact(self, content: bool = True) -> None:
         """Raises InputError if a file is missing or not as it was written; names the first ones."""
-        damaged = [f"{name} {reason}" for name, reason in self.damage(content)]
-        if damaged:
+        if damaged := [f"{name} {reason}" for name, reason in self.damage(content)]:
             more = f" and {len(damaged) - _SHOWN} more" if len(damaged) > _SHOWN else ""
             raise InputError(
                 f"offline_dir: {self.folder} is damaged: {'; '.join(damaged[:_SHOWN])}{more}; repeat `toolkit fetch`, "

@@ -188,8 +188,7 @@ def _make(name: str, entry: CatalogEntry, workplace: Path, mirror: Path | None, 
         say(f"  {source.url}\n    {sources[-1]['bytes']:,} bytes, sha256 {sources[-1]['sha256']}")
     _convert(name, entry, raw, made)
     known = {part: made / part if (made / part).exists() else raw / part for part in entry.sha256}
-    different = [part for part, path in known.items() if digest(path) != entry.sha256[part]]
-    if different:
+    if different := [part for part, path in known.items() if digest(path) != entry.sha256[part]]:
         say(f"  The source has changed: {', '.join(different)} differs from the data that this toolkit knows.")
     files = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file())
     note: dict[str, Any] = {
@@ -231,8 +230,7 @@ def _convert(name: str, entry: CatalogEntry, raw: Path, made: Path) -> None:
 def _restore(made: Path, folder: Path, missing: list[str]) -> None:
     """Moves missing files into a dataset's folder; files that differ from the recorded ones are a DownloadError."""
     noted, now = (json.loads((place / NOTE).read_text(encoding="utf-8")) for place in (folder, made))
-    different = [file for file in missing if now["files"].get(file) != noted["files"][file]]
-    if different:
+    if different := [file for file in missing if now["files"].get(file) != noted["files"][file]]:
         changed = [new["url"] for new in now["sources"] if new not in noted["sources"]] or ["the conversion"]
         raise DownloadError(
             f"{folder.absolute()}: {different[0]} differs from the checksum in {NOTE}, because {', '.join(changed)} "

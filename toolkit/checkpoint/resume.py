@@ -99,8 +99,7 @@ def _from_path(output_dir: Path, path: Path, skip: Mapping[Path, str], again: bo
 
 
 def _reject_former_run(output_dir: Path) -> None:
-    names = _contents(output_dir)
-    if names:
+    if names := _contents(output_dir):
         raise CheckpointError(
             f"the output folder {output_dir.absolute()} is not empty, it holds {_listed(names)}. Set another "
             "output_dir, resume the existing run (checkpoint.resume=auto), or delete the folder"

@@ -167,8 +167,7 @@ def _metric(settings: Mapping[str, Any], key: str) -> Any:
 
 def require_same_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raises CheckpointError if settings that must not change on a resume have changed; lists all of them."""
-    changes = changed_settings(saved, current)
-    if changes:
+    if changes := changed_settings(saved, current):
         title = "cannot resume with different settings:"
         advice = "Restore the previous values, or start a new run in another output_dir."
         raise CheckpointError("\n".join([title, *(f"  - {change}" for change in changes), advice]))

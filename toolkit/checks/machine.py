@@ -137,9 +137,8 @@ def placement(cfg: Config, mesh: Mesh, device: torch.device) -> str:
     sizes_of = ("positions", mesh.context), ("matrices", mesh.tensor), ("layers", mesh.pipeline)
     parts += [name for name, size in (*sizes_of, ("experts", mesh.expert)) if size > 1]
     shared = f"; split over processes: {', '.join(parts)}" if parts and mesh.size > 1 else ""
-    found = (
-        f"Training in {where}{f' ({sizes})' if sizes else ''}, {cfg.train.rows_per_step(mesh.data_size)} rows per step"
-    )
+    where += f" ({sizes})" if sizes else ""
+    found = f"Training in {where}, {cfg.train.rows_per_step(mesh.data_size)} rows per step"
     if mesh.data_size > 1 and cfg.train.global_batch_size is None:
         shared += "; train.global_batch_size is null, so another number of processes trains another run"
     return f"{found}{shared}."

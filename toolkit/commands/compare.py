@@ -74,7 +74,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
                         "range {low: 1e-5, high: 1e-3, log: true} for each dotted key")  # fmt: skip
     methods = "; ".join(f"{name}: {each.help}" for name, each in METHODS.items())
     parser.add_argument("--method", choices=tuple(METHODS), default="tpe", help=f"{methods} (default: tpe)")
-    trials = "number of trials; members of the population for pbt (default: 20, grid: all)"
+    trials = "number of trials; members of the population for pbt and pbt-tpe (default: 20, grid: all)"
     options.add_count(parser, "--trials", trials)
     options.add_count(parser, "--parallel", "trials at the same time, each on GPUs of its own", 1, metavar="K")
     at_the_end = "none; at its end trials stop with a checkpoint, and the same command resumes them"

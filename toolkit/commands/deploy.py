@@ -94,9 +94,8 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     options.add_address(parser, SERVE_PORT)
     for option, (kind, meaning) in LIMITS.items():
         default = getattr(Limits(), option.removeprefix("--").replace("-", "_"))
-        parser.add_argument(
-            option, type=kind, default=default, metavar="N", help=f"{meaning} (default: {default:,.10g})"
-        )
+        text = f"{meaning} (default: {default:,.10g})"
+        parser.add_argument(option, type=kind, default=default, metavar="N", help=text)
 
 
 def run_serve(arguments: argparse.Namespace) -> None:

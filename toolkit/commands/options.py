@@ -199,6 +199,28 @@ def reject_own_inputs(arguments: argparse.Namespace) -> None:
         reject_input_as_output(expanded(output), [word.partition("=")[2] or word for word in words])
 
 
+TOOLKIT = "import sys; del sys.argv[0]; from toolkit.commands.cli import main; main()"
+"""The program of `python -c`; the whole command line follows, its first word included, as `run.json` notes it."""
+
+
+def start_processes(arguments: argparse.Namespace) -> None:
+    """Starts the ranks of `--processes`, waits for them and exits with their code; returns in a rank and for one.
+
+    Raises InputError if a launcher has started another number; SystemExit with the exit code of the ranks.
+    """
+    from toolkit.system.launcher import launched_processes, run_ranks
+
+    launched = launched_processes()
+    if launched is not None and arguments.processes not in (None, launched):
+        raise InputError(
+            f"--processes: received {arguments.processes}, but the launcher started {launched}; remove the option"
+        )
+    if launched is None and (arguments.processes or 1) > 1:
+        words = [sys.argv[0], *arguments.command[1:]]
+        code = run_ranks([sys.executable, "-c", TOOLKIT, *words], arguments.processes)
+        sys.exit(code if code >= 0 else 1)
+
+
 READ_FROM_REQUESTS = ("columns", "unescape_html")
 """Settings of the section `data` that concern rows which come from no file."""
 KERNELS = "0"
@@ -236,6 +258,7 @@ def open_trained(arguments: argparse.Namespace, skips_rows: bool = False, calibr
         _with_policy(arguments.overrides, arguments.bad_rows) if skips_rows else arguments.overrides,
         (*READING, *POLICY, "max_eval_samples") if skips_rows else READING,
         calibrated,
+        vars(arguments).get("mixed_precision"),
     )
 
 

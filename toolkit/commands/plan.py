@@ -113,9 +113,8 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, the processes, and how often they run."""
     options.add_recipe(parser)
     options.add(parser, "--launch")
-    options.add(
-        parser, "--processes", default_text="1,2; give two numbers or more", default=SCALE_PROCESSES, type=processes
-    )
+    text = "1,2; give two numbers or more"
+    options.add(parser, "--processes", default_text=text, default=SCALE_PROCESSES, type=processes)
     text = "strong, the same rows in a step; or weak, the same rows for each process"
     options.add(parser, "--mode", default_text=text, default="strong", type=options.one_of("strong", "weak"))
     options.add_count(parser, "--rounds", "runs of each, in turn", ROUNDS)
@@ -139,9 +138,8 @@ COLLECTIVES_PROCESSES = 2
 def add_collectives(parser: argparse.ArgumentParser) -> None:
     """Adds the processes and the folder."""
     options.add(parser, "--launch")
-    options.add(
-        parser, "--processes", default_text=f"as in the --launch file, or {COLLECTIVES_PROCESSES}", type=at_least(2)
-    )
+    text = f"as in the --launch file, or {COLLECTIVES_PROCESSES}"
+    options.add(parser, "--processes", default_text=text, type=at_least(2))
     options.add_output(parser, "outputs/collectives", folder=True)
 
 

@@ -1,6 +1,7 @@
 """Commands that use a finished run on rows: predict, evaluate, calibrate.
 
-On any number of processes: `accelerate launch -m toolkit predict RUN --input FILE`.
+On any number of processes: `toolkit predict --processes N`, or with a launcher, as in
+`accelerate launch -m toolkit predict RUN --input FILE`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from toolkit.base.errors import InputError
-from toolkit.base.files import expanded, write_json
+from toolkit.base.files import expanded, file_sha256, write_json
 from toolkit.base.outputs import output_file, output_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import options
@@ -39,6 +41,9 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all-scores", action="store_true", help="add a column with the score of every class")
     options.add(parser, "--corpus", default_text="none; the answers are embeddings")
     options.add_count(parser, "--top-k", f"with --corpus, documents per row (default: {TOP_K})", metavar="K")
+    options.add(parser, "--processes", default_text="1, or as started by a launcher")
+    precision = "precision of the forward pass (default: as the run)"
+    parser.add_argument("--mixed-precision", choices=("no", "bf16"), help=precision)
 
 
 def run_predict(arguments: argparse.Namespace) -> None:
@@ -49,10 +54,13 @@ def run_predict(arguments: argparse.Namespace) -> None:
     from toolkit.deploy.trained import decoded_with, read_settings
 
     output = _output(arguments)
+    if output is None and (arguments.processes or 1) > 1:
+        raise InputError("--processes: answers on the terminal come from one process; remove it, or add --output")
     contents = AnswerOptions(arguments.threshold, arguments.all_scores, labelled=arguments.score)
     contents.check(read_settings(expanded(arguments.run), arguments.recipe, overrides=arguments.overrides)[1])
     if arguments.top_k is not None and arguments.corpus is None:
         raise InputError("--top-k: has no effect without --corpus; remove it")
+    options.start_processes(arguments)
     run = open_trained(arguments)
     if arguments.corpus is not None:
         from toolkit.deploy.search import read_corpus
@@ -62,7 +70,8 @@ def run_predict(arguments: argparse.Namespace) -> None:
         inputs = file_inputs(run, arguments.input, arguments.score)
     else:
         inputs = [text_input(run, arguments.input_text, arguments.score)]
-    answer(run, inputs, output, contents, skips_rows=arguments.bad_rows != "error")
+    with options.interruptible("rows"):
+        answer(run, inputs, output, contents, arguments.bad_rows != "error", _identity(arguments))
     if output is None or not is_first_rank():
         return
     beside, changed = output.with_name(f"{output.name}.settings.json"), decoded_with(arguments.overrides)
@@ -70,6 +79,18 @@ def run_predict(arguments: argparse.Namespace) -> None:
     if changed:
         write_json(beside, {"run": str(expanded(arguments.run).absolute()), "overrides": changed})
         say(f"the changed settings are in {beside}")
+
+
+def _identity(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns what answers follow from beside the rows: the run's files and the options."""
+    from toolkit.data.sources import fingerprint
+
+    names = ("overrides", "per_device_eval_batch_size", "score", "threshold", "all_scores", "top_k", "mixed_precision")
+    corpus = arguments.corpus and fingerprint(arguments.corpus)
+    return {
+        "model": file_sha256(RunFolder(expanded(arguments.run)).facts),  # which has the checksums of its files
+        "set of options": [corpus, *(getattr(arguments, name) for name in names)],
+    }
 
 
 def _output(arguments: argparse.Namespace) -> Path | None:

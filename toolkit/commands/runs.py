@@ -127,8 +127,7 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
 def run_diff(arguments: argparse.Namespace) -> None:
     """Prints the differences between two runs."""
     one, other = (read_record(expanded(folder)) for folder in (arguments.one, arguments.other))
-    found = differences(one, other)
-    if not found:
+    if not (found := differences(one, other)):
         print("no differences in settings, data, versions, machines or results")
     show(found, arguments.one, arguments.other)
 
@@ -324,7 +323,7 @@ def _train(recipe: Path, record: Record, folder: Path, own: bool, processes: int
 
     For a run that may be somebody else's, that is the current directory, from which no module is imported.
     """
-    from toolkit.commands.train import TOOLKIT
+    from toolkit.commands.options import TOOLKIT
     from toolkit.config.keys import written
     from toolkit.lab.jobs.jobs import run_processes
     from toolkit.lab.jobs.training import QUIET

@@ -28,10 +28,8 @@ from toolkit.config.describe import explain_text, help_text, schema
 from toolkit.config.sections import Config
 from toolkit.lab.slurm import Job, cores_of, lead_of, option_problems, script, seconds_of
 from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file, validate
-from toolkit.system.launcher import launched_processes, run_ranks, slurm_rank
+from toolkit.system.launcher import slurm_rank
 
-TOOLKIT = "import sys; del sys.argv[0]; from toolkit.commands.cli import main; main()"
-"""The program of `python -c`; the whole command line follows, its first word included, as `run.json` notes it."""
 SETTINGS = {
     "data": ("--data FILE", "data.train_file", ("data.train_file", "data.dataset_name")),
     "model": ("--model MODEL", "model.name_or_path", ("model.name_or_path", "model.from_config")),
@@ -75,16 +73,8 @@ def run_train(arguments: argparse.Namespace) -> None:
         SystemExit: with the exit code of the ranks.
     """
     os.environ.update(slurm_rank())
-    launched = launched_processes()
-    if launched is not None and arguments.processes not in (None, launched):
-        raise InputError(
-            f"--processes: received {arguments.processes}, but the launcher started {launched}; remove the option"
-        )
     overrides = settings(arguments)
-    if launched is None and (arguments.processes or 1) > 1:
-        words = [sys.argv[0], *arguments.command[1:]]
-        code = run_ranks([sys.executable, "-c", TOOLKIT, *words], arguments.processes)
-        sys.exit(code if code >= 0 else 1)
+    options.start_processes(arguments)
 
     from toolkit.main import run_recipe
 

@@ -179,10 +179,8 @@ def with_values(config: sections.Config, overrides: Sequence[str]) -> sections.C
     for text in overrides:
         key, _, value = text.partition("=")
         section, name = key.split(".")
-        changed = replace(
-            getattr(config, section), **{name: int(value) if value.isdecimal() else words.get(value, value)}
-        )
-        config = replace(config, **{section: changed})
+        new = int(value) if value.isdecimal() else words.get(value, value)
+        config = replace(config, **{section: replace(getattr(config, section), **{name: new})})
     return config
 
 

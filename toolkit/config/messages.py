@@ -203,9 +203,8 @@ def _items(hint: Any) -> Any:
 
 def _words(part: Any) -> list[str]:
     bare = _bare(part)
-    if examples := [
-        each for extra in getattr(part, "__metadata__", ()) for each in getattr(extra, "examples", ()) or ()
-    ]:
+    extras = getattr(part, "__metadata__", ())
+    if examples := [each for extra in extras for each in getattr(extra, "examples", ()) or ()]:
         return [f"{_SCALARS[bare][0]} such as {join([*map(show, examples)])}"]
     if bare in _SCALARS:
         bounds = _bounds(part)
@@ -224,14 +223,9 @@ def _words(part: Any) -> list[str]:
 
 
 def _bounds(part: Any) -> dict[str, Any]:
-    constraints = [
-        single
-        for extra in getattr(part, "__metadata__", ())
-        for single in (getattr(extra, "metadata", None) or [extra])
-    ]
-    return {
-        name: getattr(single, name) for name, _ in _RANGE.values() for single in constraints if hasattr(single, name)
-    }
+    extras = getattr(part, "__metadata__", ())
+    every = [each for extra in extras for each in getattr(extra, "metadata", None) or [extra]]
+    return {name: getattr(each, name) for name, _ in _RANGE.values() for each in every if hasattr(each, name)}
 
 
 def _number(value: Any) -> str:

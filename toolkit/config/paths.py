@@ -75,9 +75,8 @@ def former_run(name: str) -> RunFolder | None:
     """Returns the finished run of which `name` is the folder, or the folder of the model; None for other names."""
     folder = expanded(name)
     runs = [RunFolder(path) for path in (folder, folder.parent)]
-    return next(
-        (run for run in runs if folder in (run.path, run.model, run.merged) and kind_of(run.facts) == "file"), None
-    )
+    own = (run for run in runs if folder in (run.path, run.model, run.merged))
+    return next((run for run in own if kind_of(run.facts) == "file"), None)
 
 
 def aligned_files(name: str) -> dict[str, str]:

@@ -50,9 +50,7 @@ class Check:
 def touching(keys: Iterable[str], faulty: Iterable[Key]) -> list[Key]:
     """Returns the keys of `faulty` that equal, contain or are contained in one of `keys`."""
     parts = [tuple(key.split(".")) for key in keys]
-    return sorted(
-        fault for fault in faulty if any(fault[: len(key)] == key or key[: len(fault)] == fault for key in parts)
-    )
+    return sorted(each for each in faulty if any(each[: len(key)] == key or key[: len(each)] == each for key in parts))
 
 
 @dataclass(frozen=True)

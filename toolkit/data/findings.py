@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -58,11 +59,9 @@ class RowFindings:
 
     def notes(self) -> list[str]:
         """Returns facts about the rows, as sentences."""
-        train = self.labels.get("train")
-        found = (
-            [f"{len(train)} labels in {counted(self.rows['train'], 'training row')}: {listed(train)}."] if train else []
-        )
-        found += self.label_notes
+        found = [*self.label_notes]
+        if train := self.labels.get("train"):
+            found.insert(0, f"{len(train)} labels in {counted(self.rows['train'], 'training row')}: {listed(train)}.")
         if self.groups:
             parts = [f"{self.groups[name]:,} in {name} ({self.rows[name]:,} rows)" for name in self.groups]
             found.append(f"Groups by {self.group_column!r}: {', '.join(parts)}.")
@@ -168,8 +167,6 @@ def some(names: Sequence[str]) -> str:
 
 def listed(counts: Mapping[str, int]) -> str:
     """Returns labels with their numbers of rows; of many labels, the most frequent ones."""
-    shown = (
-        counts if len(counts) <= MOST_LISTED else dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_LISTED])
-    )
+    shown = counts if len(counts) <= MOST_LISTED else dict(Counter(counts).most_common(MOST_LISTED))
     more = [f"{len(counts) - MOST_LISTED} more"] if len(counts) > MOST_LISTED else []
     return ", ".join([*(f"{shorten(name, 30)} ({count:,})" for name, count in shown.items()), *more])

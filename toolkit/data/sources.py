@@ -240,9 +240,8 @@ def load_hub(
     if (folder := _fetched(dataset_name, config, revision, offline_dir)) is not None:
         return datasets.DatasetDict(_read_splits(folder))
     with _hub_errors(dataset_name, config, revision, cache_dir):
-        return datasets.load_dataset(
-            dataset_name, config, revision=revision, cache_dir=str(cache_dir) if cache_dir else None
-        )
+        cache = str(cache_dir) if cache_dir else None
+        return datasets.load_dataset(dataset_name, config, revision=revision, cache_dir=cache)
 
 
 def find_hub(

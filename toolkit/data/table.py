@@ -85,14 +85,20 @@ def checked_features(task: Task) -> datasets.Features:
     return datasets.Features({**task.schema(), **own, **found, **digests})
 
 
-def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:
-    """Yields every row, usable or not, in the form of the cache; raises DataError as `load_table`."""
+def checked_rows(
+    source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool, parts: Iterable[range] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields every row, usable or not, in the form of the cache; raises DataError as `load_table`.
+
+    `parts` are the places of the rows to yield, in ascending order; others are only read. None means all.
+    """
     raw = source.read()
     first = list(islice(raw, PEEKED_ROWS))
     every = source.read if is_ragged(source.name) else None
     require_present(source.name, first, every, task, columns, labelled, source.beside)
     names, no_keys = list(task.schema()), dict.fromkeys((INPUTS, LABEL, GROUP), 0)
-    for row in chain(first, raw):
+    rows = chain(first, raw)
+    for row in rows if parts is None else _chosen(rows, parts):
         values, beside = row.values or {}, source.beside
         group, *given = (each and value_in(values, each) for each in (beside.group, beside.id, *beside.slices))
         texts = [None if value is None else str(value) for value in given]
@@ -107,6 +113,13 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
             own = {name: checked[name] for name in names}
             keys = row_keys(own, task, group) if labelled else no_keys
             yield {**own, **number, REASON: None, PREVIEW: None, EXCLUDED: False, **keys}
+
+
+def _chosen(rows: Iterator[RawRow], parts: Iterable[range]) -> Iterator[RawRow]:
+    place = 0
+    for part in parts:
+        yield from islice(rows, part.start - place, part.stop - place)
+        place = part.stop
 
 
 def check_raw(
@@ -294,10 +307,26 @@ def load_table(
     Raises:
         DataError: if the source cannot be read, or lacks a column or split.
     """
-    sampled = "" if sample is None else f":{sample}"
     if isinstance(source, HubSplit):
-        of_hub = _hub_source(source, cache_dir, sample, sampled, reading, beside)
+        of_hub = _hub_source(source, cache_dir, sample, reading, beside)
         return _build(of_hub, task, columns, labelled, cache_dir)
+    with named_as_before(copies):
+        from_file = file_source(source, task, columns, labelled, sample, reading, beside, copies)
+        return _build(from_file, task, columns_in(source, task, columns), labelled, cache_dir)
+
+
+def file_source(
+    source: sources.Source,
+    task: Task,
+    columns: Mapping[str, str],
+    labelled: bool,
+    sample: int | None = None,
+    reading: Reading = RECOGNISED,
+    beside: Beside = NO_COLUMNS,
+    copies: Path | None = None,
+) -> RowSource:
+    """Returns the raw rows of a file or folder, and logs how it is read; arguments and errors as for `load_table`."""
+    sampled = "" if sample is None else f":{sample}"
     place, how = sources.place_of(source, copies), reading.fingerprint
     columns = columns_in(source, task, columns)
     if is_archive(folder := sources.folder_of(place)):
@@ -313,19 +342,18 @@ def load_table(
         files = file_columns(source, task, columns)
         return content_digest(key, rows(), files, folder, copies, how) if files else key
 
-    with named_as_before(copies):
-        for note in sources.reading_notes(place, reading):
-            say(with_former_names(note, copies))
-        key, name = digest(), sources.name_of(source)
-        kind = f"{Path(name).suffix.lower()} {reading}"  # the same bytes are other rows under another suffix
-        large = sources.num_bytes(source) >= PROGRESS_FROM_BYTES
-        from_file = RowSource(name, key, kind, large, rows, folder, beside, copies, digest)
-        return _build(from_file, task, columns, labelled, cache_dir)
+    for note in sources.reading_notes(place, reading):
+        say(with_former_names(note, copies))
+    key, name = digest(), sources.name_of(source)
+    kind = f"{Path(name).suffix.lower()} {reading}"  # the same bytes are other rows under another suffix
+    large = sources.num_bytes(source) >= PROGRESS_FROM_BYTES
+    return RowSource(name, key, kind, large, rows, folder, beside, copies, digest)
 
 
 def _hub_source(
-    hub: HubSplit, cache_dir: str | Path | None, sample: int | None, sampled: str, reading: Reading, beside: Beside
+    hub: HubSplit, cache_dir: str | Path | None, sample: int | None, reading: Reading, beside: Beside
 ) -> RowSource:
+    sampled = "" if sample is None else f":{sample}"
     splits = load_hub(hub.name, hub.config, hub.revision, cache_dir, hub.offline_dir)
     if hub.split not in splits:
         raise DataError(f"data.dataset_name: {hub.name!r} has no split {hub.split!r}; it has {', '.join(splits)}.")
@@ -446,10 +474,8 @@ def skipped(table: Table) -> Omission:
     most = sorted(reasons.values(), key=len, reverse=True)
     shown = [f"{rows[0].reason} ({len(rows):,}, first in row {rows[0].number})" for rows in most[:LISTED_REASONS]]
     more = [f"{len(most) - LISTED_REASONS} other reasons"] if len(most) > LISTED_REASONS else []
-    reasons_shown = "; ".join([*shown, *more])
-    return Omission(
-        "rows cannot be used", len(table.bad), len(table.rows) + len(table.bad), reasons_shown, table.source
-    )
+    total = len(table.rows) + len(table.bad)
+    return Omission("rows cannot be used", len(table.bad), total, "; ".join([*shown, *more]), table.source)
 
 
 def exclusions(table: Table) -> list[Omission]:
@@ -527,11 +553,20 @@ def read_given(
     rows: Any, task: Task, columns: Mapping[str, str], labelled: bool, reading: Reading = RECOGNISED
 ) -> Table:
     """Checks rows as `given_table` does, and returns those that cannot be used in `Table.bad`."""
+    source = given_source(rows, reading)
+    return table_of(list(checked_rows(source, task, columns, labelled)), source, task)
+
+
+def given_source(rows: Any, reading: Reading = RECOGNISED) -> RowSource:
+    """Returns the raw rows of Python objects as `given_table` takes them."""
+    return RowSource(NAME, "", "python", False, lambda: _raw_rows(rows, reading), Path().absolute())
+
+
+def table_of(rows: list[dict[str, Any]], source: RowSource, task: Task) -> Table:
+    """Returns the table of rows that `checked_rows` has yielded, in memory."""
     import datasets
 
-    source = RowSource(NAME, "", "python", False, lambda: _raw_rows(rows, reading), Path().absolute())
-    every = list(checked_rows(source, task, columns, labelled))
-    return split_bad(datasets.Dataset.from_list(every, features=checked_features(task)), source)
+    return split_bad(datasets.Dataset.from_list(rows, features=checked_features(task)), source)
 
 
 def _raw_rows(rows: Any, reading: Reading) -> Iterator[RawRow]:

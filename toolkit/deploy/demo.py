@@ -294,8 +294,7 @@ class OwnFiles:
 def _places(value: Any) -> Iterator[str]:
     """Yields all values of `path` at any depth."""
     if isinstance(value, Mapping):
-        place = value.get("path")
-        if place is not None:
+        if (place := value.get("path")) is not None:
             yield str(place)
         for inner in value.values():
             yield from _places(inner)

@@ -17,9 +17,10 @@ from toolkit.config.messages import join
 from toolkit.data.readers.raw import Reading
 from toolkit.data.table import apply_policy, load_table
 from toolkit.data.writers import OutputTable, write_table
-from toolkit.deploy.predict import file_inputs, needed_columns
+from toolkit.deploy.predict import columns_for, needed_columns
 from toolkit.deploy.trained import TrainedRun
 from toolkit.distributed.collectives import on_main
+from toolkit.system.rank_order import local_main_first
 
 CHUNK = 2**24
 """Most scores that are in memory at once."""
@@ -63,7 +64,7 @@ class Corpus:
 
 
 def read_corpus(run: TrainedRun, file: str) -> Corpus:
-    """Reads the documents of a file and embeds them; the corpus has embeddings on the main process only.
+    """Reads the documents of a file and embeds them; every process has the corpus.
 
     Raises InputError if the task does not embed documents; DataError if a row cannot be used or a column is missing.
     """
@@ -71,23 +72,27 @@ def read_corpus(run: TrainedRun, file: str) -> Corpus:
     if task is None:
         raise InputError(f"--corpus: {type(run.task).__name__} has no embeddings to search with")
     side = replace(run, task=task)
-    (given,) = file_inputs(side, [file])
-    if skipped := apply_policy({file: given.table}, run.cfg.data.bad_rows, run.cfg.data.max_bad_rows)[file]:
-        reason = given.table.bad[0].reason
+    reading = Reading.of(run.cfg.data)
+    with local_main_first(run.accelerator):  # the others use its cache
+        columns = columns_for(file, task, run.cfg.data.columns, reading)
+        table = load_table(file, task, columns, labelled=False, reading=reading)
+    if skipped := apply_policy({file: table}, run.cfg.data.bad_rows, run.cfg.data.max_bad_rows)[file]:
+        reason = table.bad[0].reason
         say(f"{file}: {counted(skipped, 'row')} skipped that cannot be used, the first because {reason}.")
-    if not len(given.table.rows):
+    if not len(table.rows):
         raise DataError(f"{file}: there are no documents")
     (column,) = task.read_columns()
     first: dict[str, int] = {}
-    for place, text in enumerate(given.table.rows[column][:]):
+    for place, text in enumerate(table.rows[column][:]):
         first.setdefault(text, place)
-    if repeated := len(given.table.rows) - len(first):
-        say(f"{file}: {repeated:,} of {len(given.table.rows):,} documents occur again; each is searched once.")
-    chosen = given.table.rows.select([*first.values()])
+    if repeated := len(table.rows) - len(first):
+        say(f"{file}: {repeated:,} of {len(table.rows):,} documents occur again; each is searched once.")
+    chosen = table.rows.select([*first.values()])
     data = side.preprocessed(chosen, labelled=False)
     for each in side.omissions("corpus", data):
         say(f"{each}.")
-    return Corpus([*first], chosen["_number"][:], embedded(side.predictions(data)))
+    predictions = side.predictions(data)
+    return Corpus([*first], chosen["_number"][:], on_main(run.accelerator, lambda: embedded(predictions)))
 
 
 def embedded(predictions: Predictions) -> Any:

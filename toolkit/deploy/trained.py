@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -124,10 +126,17 @@ class TrainedRun:
         model: PreTrainedModel = self.accelerator.unwrap_model(self.model)
         return model
 
-    def predictions(self, data: EvalData) -> Predictions:
-        """Returns predictions in row order on the main process; empty on others."""
+    def predictions(self, data: EvalData, inner: bool = False) -> Predictions:
+        """Returns predictions in row order on the main process; empty on others. With `inner`, another bar is shown."""
         with float32_precision(self.cfg.train.tf32):
-            return predict(self, self.model, data, "predict")[0]
+            return predict(self, self.model, data, "predict", (lambda: None) if inner else None)[0]
+
+    def alone(self, place: int) -> TrainedRun:
+        """Returns this run in this process alone, with the random numbers of rows from a place on."""
+        task, device = copy(self.task), self.accelerator.device
+        task.cfg = replace(self.cfg, seed=self.cfg.seed + place)
+        accelerator: Any = SimpleNamespace(device=device, num_processes=1, process_index=0, is_main_process=True)
+        return replace(self, task=task, accelerator=accelerator, mesh=Mesh())
 
     def evaluation(self, data: EvalData) -> Evaluation:
         """Returns the metrics of labelled rows on every process, and the predictions on the main process."""
@@ -210,8 +219,12 @@ def open_finished(
     overrides: Sequence[str],
     known: Sequence[str],
     calibrated: bool = True,
+    mixed_precision: Literal["no", "bf16"] | None = None,
 ) -> TrainedRun:
-    """Opens a finished run as `load` does; the last two arguments are those of `read_settings`."""
+    """Opens a finished run as `load` does; `known` and `calibrated` are those of `read_settings`.
+
+    `mixed_precision` replaces `train.mixed_precision`; None leaves it.
+    """
     if per_device_eval_batch_size is not None and per_device_eval_batch_size < 1:
         raise InputError(f"per_device_eval_batch_size: received {per_device_eval_batch_size}, must be at least 1")
     folder = expanded(run_folder)
@@ -222,6 +235,7 @@ def open_finished(
     cfg = replace(
         cfg, eval=replace(cfg.eval, per_device_eval_batch_size=size), tracking=replace(cfg.tracking, report_to=[]),
         model=replace(cfg.model, trust_remote_code=trust_remote_code),
+        train=replace(cfg.train, mixed_precision=mixed_precision or cfg.train.mixed_precision),
     )  # fmt: skip
     with own_process_state(), quiet_libraries():
         return open_run(folder, cfg, task, build_accelerator(cfg))
@@ -264,8 +278,7 @@ def read_settings(
     """
     files = RunFolder(folder)
     needed = (files.config, files.facts, *([files.model] if finished else []))
-    missing = [path.name for path in needed if not path.exists()]
-    if missing:
+    if missing := [path.name for path in needed if not path.exists()]:
         kind = "a finished run" if finished else "a run"
         raise InputError(f"{folder}: not {kind}, missing {', '.join(missing)} (tried {folder.absolute()})")
     try:

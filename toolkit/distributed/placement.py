@@ -94,10 +94,7 @@ def stacks_of(model: nn.Module) -> list[list[nn.Module]]:
 
     inside = {part for layer in layers_of(model) for part in layer.modules() if part is not layer}
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and module not in inside]
-    stacks: list[list[nn.Module]] = [
-        [layer for layer in each if isinstance(layer, GradientCheckpointingLayer)] for each in lists
-    ]
-    return [stack for each, stack in zip(lists, stacks, strict=True) if stack and len(stack) == len(each)]
+    return [[*each] for each in lists if each and all(isinstance(layer, GradientCheckpointingLayer) for layer in each)]
 
 
 def norms_of(model: nn.Module) -> list[nn.Module]:
@@ -183,8 +180,7 @@ def trained_buffers(model: nn.Module) -> list[Tensor]:
 @contextmanager
 def generating_together(model: Any) -> Iterator[None]:
     """Makes a model's `generate` wait for all ranks, which gather its parameters together."""
-    generate = getattr(model, "generate", None)
-    if generate is not None:
+    if (generate := getattr(model, "generate", None)) is not None:
         model.generate = partial(generate, synced_gpus=True)
     try:
         yield

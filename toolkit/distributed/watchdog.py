@@ -116,8 +116,7 @@ class Beats:
                 text, address = self._socket.recvfrom(LARGEST_BYTES)
                 if not text:
                     return
-                beat = self._read(text)
-                if beat is not None:
+                if (beat := self._read(text)) is not None:
                     self.addresses[beat.rank] = address  # the way back, where a name means another address elsewhere
                     yield beat
 

@@ -277,10 +277,8 @@ def histogram_chart(
         place = float(x.place(np.asarray([limit]))[0])
         parts.append(coloured(1, f'<line stroke-width="2" stroke-dasharray="5 4" x1="{place:.1f}" x2="{place:.1f}" '
                                  f'y1="{TOP:.1f}" y2="{y.start:.1f}"/>'))  # fmt: skip
-        near_end = place > (left + RIGHT) / 2
-        parts.append(
-            text(f"limit {limit:g}", place + (-6 if near_end else 6), TOP + 12, "end" if near_end else "start")
-        )
+        shift, anchor = (-6, "end") if place > (left + RIGHT) / 2 else (6, "start")
+        parts.append(text(f"limit {limit:g}", place + shift, TOP + 12, anchor))
     return Drawing(parts, title, round(TOP + PLOT_HEIGHT + BOTTOM))
 
 

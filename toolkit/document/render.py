@@ -72,8 +72,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], marked_up: bool 
 
 def fenced(text: str, language: str = "text") -> str:
     """Returns text as a fenced code block; the text may contain backquotes."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = "`" * max([3, *(len(quotes) + 1 for quotes in re.findall("`+", text))])
     return f"{fence}{language}\n{text}\n{fence}"
 
 
@@ -174,15 +173,10 @@ def text_chart(
         for row in cells:
             row[column] = "|" if row[column] == " " else row[column]
         cells[0][column] = letter
-    names = dict(_names(y))
+    names = {round(float(y.place(np.asarray([value]))[0])): name for value, name in y.ticks}
     wide = max(len(name) for name in names.values())
     lines = [f"{names.get(number, ''):>{wide}} |{''.join(row).rstrip()}" for number, row in enumerate(cells)]
     return [y_label, *lines, f"{' ' * wide} +{'-' * COLUMNS}", f"{' ' * wide}  {_below(x)}", f"{' ' * wide}  {x_label}"]
-
-
-def _names(y: Axis) -> list[tuple[int, str]]:
-    """Returns the rows of the ticks with their labels."""
-    return [(round(float(y.place(np.asarray([value]))[0])), name) for value, name in y.ticks]
 
 
 def _below(x: Axis) -> str:

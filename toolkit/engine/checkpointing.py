@@ -126,8 +126,7 @@ def restore_progress(content: SavedState, training: Training) -> bool:
     limits = {name for name, values in content.callbacks.items() if values.get("ended")}
     if limits and not limits & training.callbacks.keys():
         state.ended = False  # the limit that ended the run is gone
-    changes = changed_evaluation(content.identity, run.identity)
-    if changes:
+    if changes := changed_evaluation(content.identity, run.identity):
         say(f"metrics cannot be compared with those before ({changes}): tracking of the best one restarts")
         state.best_metric, state.best_step = None, None
     return not changes

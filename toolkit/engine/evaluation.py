@@ -226,12 +226,8 @@ class Evaluator:
     def note_best(self, metrics: dict[str, float]) -> bool:
         """Records the step as the best one, and returns true, if its `eval_` metrics are the best so far."""
         state, best = self.training.state, self.training.run.best
-        value = metrics[best.name]
-        if math.isnan(value):
-            return False
-        if state.best_metric is not None and (
-            value <= state.best_metric if best.greater_is_better else value >= state.best_metric
-        ):
+        value, sign = metrics[best.name], 1 if best.greater_is_better else -1
+        if math.isnan(value) or (state.best_metric is not None and sign * value <= sign * state.best_metric):
             return False
         state.best_metric, state.best_step = value, state.step
         return True

@@ -80,8 +80,7 @@ def require_finite(accelerator: Accelerator, tensors: Mapping[str, Tensor], step
     found = None
     if own and not math.isfinite(float(torch.nn.utils.get_total_norm(list(own.values()), math.inf))):
         found = next(name for name, tensor in own.items() if not bool(torch.isfinite(tensor).all()))
-    names = [name for name in objects_of_all(found) if name is not None]
-    if names:
+    if names := [name for name in objects_of_all(found) if name is not None]:
         raise NonFiniteParameters(f"step {step}: {names[0]} of the model is not finite", step)
 
 

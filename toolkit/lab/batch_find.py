@@ -37,6 +37,7 @@ from toolkit.lab.plan.report import parse_bytes
 from toolkit.lab.plan.subject import resized, subject_of
 from toolkit.lab.tool import Report, Request
 from toolkit.optim.presets import PRESETS
+from toolkit.report.sections import bytes_cell
 from toolkit.system.limits import available_memory
 
 OUT_OF_MEMORY = "out of memory: "
@@ -144,10 +145,7 @@ def sizes_of(cfg: Config, longest: int, most_rows: int, reference: float, scale:
 
     doubled = [*(2**power for power in range((window - 1).bit_length())), window]
     found = [size(rows, window) for rows in (doubled if by_tokens else _divisors(window))]
-    if by_tokens:
-        found.append(size(0, window, train.max_tokens_per_batch))
-    else:
-        found.append(size(train.micro_batch, window))
+    found.append(size(train.micro_batch, window, train.max_tokens_per_batch))
     while scale is not None and (window := 2 * window) <= most_rows:
         found.append(size(window, window))
     return sorted({each.micro_batch: each for each in found}.values(), key=lambda each: each.micro_batch)
@@ -379,7 +377,7 @@ class MicroBatches(Report):
         marks = {self.best: "best", self.largest: "largest"}
         rows = [
             [
-                each["micro_batch"], each["rows_of_a_step"], _bytes(each["estimate"]), _bytes(each["peak"]),
+                each["micro_batch"], each["rows_of_a_step"], bytes_cell(each["estimate"]), bytes_cell(each["peak"]),
                 each["seconds"], each["rows_per_second"],
                 None if (gain := each["gain_per_doubling"]) is None else Cell(f"{gain:+.0%}", gain),
                 each["refused"] or marks.get(each["micro_batch"], ""),
@@ -397,10 +395,6 @@ class MicroBatches(Report):
             {"measured": points, "best": best}, title=SPEED, x_label=f"{self.unit} of a micro-batch",
             y_label="rows per second", zero=True, log_x=True,
         )  # fmt: skip
-
-
-def _bytes(size: int | None) -> Cell | None:
-    return None if size is None else Cell(format_bytes(size), size)
 
 
 def report_of(tried: Sequence[Tried], configured: int, **facts: Any) -> MicroBatches:

@@ -23,6 +23,7 @@ from toolkit.document.blocks import Cell, Figure, Page, Section, Table, Text
 from toolkit.document.charts import line_chart
 from toolkit.lab.jobs.jobs import Launch
 from toolkit.lab.tool import Report, run_apart
+from toolkit.report.sections import bytes_cell
 
 SIZES = tuple(2**10 * 4**power for power in range(9))
 """Bytes of the tensors: 1 KiB to 64 MiB. Of a tensor that is split or gathered, these are the bytes of the whole."""
@@ -176,7 +177,7 @@ class Collectives(Report):
         every = self.operations.values()
         times = [[Cell(format_seconds(value), value) for value in each.seconds] for each in every]
         rates = [[Cell(_rate(value), value) for value in each.bytes_per_second] for each in every]
-        sizes = [Cell(format_bytes(size), size) for size in self.sizes]
+        sizes = [*map(bytes_cell, self.sizes)]
         header = ["bytes", *map(_shown, self.operations)]
         return [
             Table(header, [*zip(sizes, *columns, strict=True)], caption=caption)
@@ -187,8 +188,7 @@ class Collectives(Report):
         rows = [
             [
                 _shown(name), Cell(format_seconds(each.latency), each.latency),
-                Cell(_rate(each.bandwidth), each.bandwidth), Cell(format_bytes(each.half_size), each.half_size),
-                USES[name],
+                Cell(_rate(each.bandwidth), each.bandwidth), bytes_cell(each.half_size), USES[name],
             ]
             for name, each in self.operations.items()
         ]  # fmt: skip
@@ -220,9 +220,8 @@ def time_operations(launch: Launch, output: Path, command: str) -> Collectives:
 
 def report_of(measured: Mapping[str, Any], processes: int, command: str) -> Collectives:
     """Returns the report of what `measure` returned for all `SIZES`."""
-    operations = {
-        name: Operation.of(seconds, factor(name, processes), SIZES) for name, seconds in measured["seconds"].items()
-    }
+    seconds = measured["seconds"].items()
+    operations = {name: Operation.of(each, factor(name, processes), SIZES) for name, each in seconds}
     return Collectives(
         sizes=SIZES, operations=operations, backend=measured["backend"], device=measured["device"],
         processes=processes, command=command,

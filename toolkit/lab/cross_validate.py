@@ -89,9 +89,7 @@ def cross_validate(request: Request, folds: int, keep_models: bool) -> CrossVali
     Raises ConfigError if settings are invalid; InputError if the folder cannot be made; RunError if a training fails.
     """
     settings = {**QUIET, "data.validation_file": None, "data.validation_split": None, "data.folds": folds}
-    trainings = [
-        request.override(settings, {"data.fold": number}, starts=number == 1) for number in range(1, folds + 1)
-    ]
+    trainings = [request.override(settings, {"data.fold": fold}, starts=fold == 1) for fold in range(1, folds + 1)]
     if request.cfg.data.validation_file is not None:
         say(f"{request.cfg.data.validation_file} is not read: the validation rows are folds of the training rows")
     metric = best_metric(trainings[0].cfg, trainings[0].task).name
@@ -118,9 +116,7 @@ def _trained(request: Request, number: int, metric: str, keep_models: bool) -> t
     run, measured, how = RunFolder(folder / "run"), measured_in(folder), "done before"
     if measured is None or (keep_models and not run.model.is_dir()):
         began = time.monotonic()
-        error = run_job(
-            "cross_validate", job, folder, request.launch, {}, lambda: {"seconds": time.monotonic() - began}
-        )
+        error = run_job("cross_validate", job, folder, launch, {}, lambda: {"seconds": time.monotonic() - began})
         if error is not None:
             raise RunError(f"fold {number} of {total}: {error}\nrerun the same command to continue with the rest")
         if not keep_models:

@@ -132,8 +132,7 @@ class Target:
 
     def add_folder(self, name: str) -> None:
         """Adds all files of a folder that has just been written."""
-        place = self.folder / name
-        for file in sorted(path for path in place.rglob("*") if path.is_file()):
+        for file in sorted(path for path in (self.folder / name).rglob("*") if path.is_file()):
             inside = file.relative_to(self.folder).as_posix()
             self.files[inside] = Entry(file.stat().st_size, file_sha256(file))
             if self.former.files.get(inside) != self.files[inside] or inside in self.damaged:
@@ -152,8 +151,7 @@ class Target:
 
     def finish(self) -> Fetched:
         """Removes what the folder no longer has, and writes the manifest."""
-        unknown = [path for path in self._all() if path not in self.files]
-        for name in unknown:
+        for name in [path for path in self._all() if path not in self.files]:
             self.change(name)
             (self.folder / name).unlink()
         self.written = [name for name in self.written if name in self.files]
@@ -308,7 +306,7 @@ def model_source(model: ModelConfig) -> tuple[Path, str | None]:
     try:
         # Subfolders hold other formats of the weights. Which safetensors are read follows from the other files.
         folder = Path(snapshot_download(name, revision=model.revision, ignore_patterns=skipped))
-        weights = _shards(folder / INDEX) if (folder / INDEX).is_file() else []
+        weights = shards(folder / INDEX) if (folder / INDEX).is_file() else []
         snapshot_download(name, revision=folder.name, allow_patterns=[WEIGHTS, *weights])
     except Exception as error:  # whatever the Hub answers, or the cache lacks
         raise pretrained_error(MODEL, name, error) from error
@@ -327,7 +325,7 @@ def model_file_names(folder: Path, model: ModelConfig) -> list[str]:
     if "config.json" not in found:
         raise InputError(f"{MODEL}: {name!r} has no config.json in {folder}")
     _reject_code_elsewhere(read_json(folder / "config.json"), name, model.trust_remote_code)
-    weights = [WEIGHTS] if WEIGHTS in found else [INDEX, *_shards(folder / INDEX)] if INDEX in found else []
+    weights = [WEIGHTS] if WEIGHTS in found else [INDEX, *shards(folder / INDEX)] if INDEX in found else []
     missing = [each for each in weights if each not in found]
     if missing or not weights:
         what = f"lacks {', '.join(missing)}" if weights else "has no safetensors weights"
@@ -337,7 +335,8 @@ def model_file_names(folder: Path, model: ModelConfig) -> list[str]:
     return sorted({*weights, *(each for each in others if not each.startswith("."))})
 
 
-def _shards(index: Path) -> list[str]:
+def shards(index: Path) -> list[str]:
+    """Returns the names of the files of weights that an index has, sorted."""
     return sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
 
 

@@ -16,7 +16,7 @@ import torch
 from toolkit.api.task import Task
 from toolkit.base.console import counted, format_bytes
 from toolkit.base.errors import DataError, InputError, problems_of
-from toolkit.base.files import free_inodes, kind_of, read_json, why
+from toolkit.base.files import free_inodes, kind_of, why
 from toolkit.base.offline import SECONDS, prepare_download, read_fetched
 from toolkit.checks.check import Case, Findings, ask
 from toolkit.checks.run import CHECKS
@@ -28,6 +28,7 @@ from toolkit.data.sources import is_files, num_bytes
 from toolkit.data.staging import stage_problem
 from toolkit.distributed.exchange import bytes_of
 from toolkit.footprint.simulate import Footprint, simulate
+from toolkit.lab.fetch import INDEX, WEIGHTS, shards
 from toolkit.lab.plan.estimates import estimated
 from toolkit.lab.plan.report import OF_THE_DRIVER
 from toolkit.lab.plan.subject import subject_of
@@ -319,8 +320,7 @@ FILES_OF_CHECKPOINT, FILES_OF_RUN = 20, 100
 
 def needs_of(cfg: Config, task: Task, processes: int, world: int) -> Needs:
     """Returns what a run needs of a machine that starts `processes` of its `world` processes."""
-    on_gpu = torch.cuda.is_available()
-    subject = subject_of(cfg, task, gpu=on_gpu)
+    subject = subject_of(cfg, task, gpu=torch.cuda.is_available())
     footprint = simulate(subject)
     # What DeepSpeed holds in addition is not known.
     known = cfg.parallel.backend != "deepspeed"
@@ -369,9 +369,6 @@ def _sizes(cfg: Config) -> Iterator[int]:
                 continue  # reported where it is read
 
 
-INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
-
-
 def connect(cfg: Config) -> None:
     """Finds out whether the Hub answers, if the run names anything there; otherwise only the cache is looked at."""
     for name in (source_of(cfg).name_or_path, cfg.data.dataset_name):
@@ -415,7 +412,6 @@ def _not_cached(name: str, revision: str | None) -> Iterator[str]:
 def _lacking(folder: Path) -> Iterator[str]:
     if kind_of(folder / WEIGHTS) == "file" or kind_of(folder / INDEX) != "file":
         return
-    names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
-    missing = [name for name in names if kind_of(folder / name) != "file"]
-    if missing:
+    names = shards(folder / INDEX)
+    if missing := [name for name in names if kind_of(folder / name) != "file"]:
         yield f"model.name_or_path: {', '.join(missing)} of {len(names)} files of weights are missing in {folder}"

@@ -210,9 +210,8 @@ def measure(scale: Scale) -> Measurements:
             work = partial(_bandwidth, scale.requests[number].launch)
             bandwidths[number] = _kept(scale, f"bandwidth-{number}", scale.job(number), work)
         steps = _kept(scale, "plan", scale.job(numbers[0]) | {"rows": rows}, partial(_steps, scale, rows))
-    return Measurements(
-        rounds, bandwidths, [Measured(**{**each, "footprint": Footprint(**each["footprint"])}) for each in steps]
-    )
+    measured = [Measured(**{**each, "footprint": Footprint(**each["footprint"])}) for each in steps]
+    return Measurements(rounds, bandwidths, measured)
 
 
 def threads_of(processes: int) -> int:
@@ -241,8 +240,7 @@ def _kept(scale: Scale, name: str, job: Mapping[str, Any], work: Callable[[], An
     with suppress(OSError, ValueError):
         return read_json(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    found = work()
-    write_json(file, found)
+    write_json(file, work())
     return read_json(file)
 
 

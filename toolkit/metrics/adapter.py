@@ -30,10 +30,8 @@ class Adapter(evaluate.Metric):
         return ""
 
     def _info(self) -> evaluate.MetricInfo:
-        description = self._function.__doc__ or ""
-        return evaluate.MetricInfo(
-            description=description, citation="", inputs_description=description, features=self._features
-        )
+        about = self._function.__doc__ or ""
+        return evaluate.MetricInfo(description=about, citation="", inputs_description=about, features=self._features)
 
     def _compute(self, **values: Any) -> dict[str, float]:
         return self._function(**values)

@@ -219,9 +219,7 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
             raise BadRow("NaN is neither a time nor empty")
     except BadRow:
         raise BadRow(f"its part from {start!r} to {end!r} is not in seconds, such as 12.5") from None
-    begin, stop = (
-        default if math.isnan(time) else time for time, default in zip(times, (0.0, frames / rate), strict=True)
-    )
+    begin, stop = (whole if math.isnan(time) else time for time, whole in zip(times, (0.0, frames / rate), strict=True))
     if not 0 <= begin < stop <= frames / rate + BROKEN_OFF_SECONDS:
         raise BadRow(f"{file['name']}: its part from {start} to {end} s is not within its {frames / rate:g} s")
     first, last = round(begin * rate), min(round(stop * rate), frames)

@@ -159,9 +159,7 @@ def omissions(files: Sequence[Mapping[str, Any]], options: Any) -> list[Omission
     for bound in sorted(depths)[:-1]:  # one of them only is right if all are from one device
         what = f"images of 16 bits read as of {bound.bit_length() - 1}, others as of more: their brightness differs"
         found[what] = [file["name"] for file in files if file["depth"] == bound]
-    return [
-        Omission(what, len(names), len(files), f"for instance {names[0]}") for what, names in found.items() if names
-    ]
+    return [Omission(what, len(own), len(files), f"for instance {own[0]}") for what, own in found.items() if own]
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:

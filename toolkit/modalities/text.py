@@ -144,8 +144,7 @@ def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedT
 
 def _with_chat_template(tokenizer: PreTrainedTokenizerBase, options: Any) -> PreTrainedTokenizerBase:
     """Sets the chat template of the task's options, if they have one; it is saved with the tokenizer."""
-    template = getattr(options, "chat_template", None)
-    if template is not None:
+    if (template := getattr(options, "chat_template", None)) is not None:
         tokenizer.chat_template = template
     return tokenizer
 

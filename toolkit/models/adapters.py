@@ -305,8 +305,7 @@ METHODS: Mapping[str, Callable[[Any, AdapterConfig, dict[str, Any]], Any]] = {
 
 def _head(model: PreTrainedModel) -> list[str]:
     """Returns the names of the modules that are trained and saved without adapters."""
-    parameters = [name for name, _ in model.named_parameters(recurse=False)]
-    if parameters:
+    if parameters := [name for name, _ in model.named_parameters(recurse=False)]:
         raise ConfigError([
             f"model.peft.method: {type(model).__name__} has parameters outside of any layer ({', '.join(parameters)}), "
             "which peft would neither train nor save; disable them in model.config_overrides"

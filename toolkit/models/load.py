@@ -105,8 +105,7 @@ def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
 def _reject_special_files(folder: Path) -> None:
     """Rejects a folder with a pipe or a device, because reading it may wait for ever."""
     entries = folder.iterdir() if kind_of(folder) == "folder" else ()
-    found = [path.name for path in entries if path.exists() and not (path.is_file() or path.is_dir())]
-    if found:
+    if found := [path.name for path in entries if path.exists() and not (path.is_file() or path.is_dir())]:
         raise InputError(
             f"model.name_or_path: {folder.absolute()} holds {', '.join(sorted(found))}, not a regular file; remove it"
         )
@@ -149,11 +148,9 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
 
 def lost_override_problems(model: ModelConfig, config: PreTrainedConfig) -> list[str]:
     """Returns which overrides were replaced by the task or the processor, as full messages."""
-    lost = [name for name, value in model.config_overrides.items() if getattr(config, name) != value]
+    lost = [(name, value) for name, value in model.config_overrides.items() if getattr(config, name) != value]
     why = "but this is set by the task or from its processor"
-    return [
-        f"model.config_overrides.{name}: received {model.config_overrides[name]!r}, {why}; remove it" for name in lost
-    ]
+    return [f"model.config_overrides.{name}: received {value!r}, {why}; remove it" for name, value in lost]
 
 
 def head_problems(model: ModelConfig, config: PreTrainedConfig, auto_model: str) -> list[str]:

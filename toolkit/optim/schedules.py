@@ -116,11 +116,10 @@ def build_schedule(optimizer: Optimizer, train: TrainConfig, total_steps: int) -
 def seek(schedule: LambdaLR, step: int) -> None:
     """Sets a schedule and its optimizer's rates to a step, also if the run is now longer than before."""
     schedule.last_epoch = step
-    for group, base, factor in zip(
-        schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
-    ):
+    groups = schedule.optimizer.param_groups
+    for group, base, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
         group["lr"] = base * factor(step)
-    schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
+    schedule._last_lr = [group["lr"] for group in groups]
 
 
 def is_cycled(train: TrainConfig) -> bool:
@@ -157,19 +156,14 @@ def set_momentum(optimizer: Optimizer, value: float) -> None:
 
 def has_epochs(train: TrainConfig) -> bool:
     """Whether the schedule has a length in epochs."""
-    return any(
-        _is_epochs(each) for value in _lengths(train) for each in (value if isinstance(value, list) else [value])
-    )
+    lengths = (train.warmup_steps, *train.lr_scheduler_kwargs.values())
+    return any(_is_epochs(each) for value in lengths for each in (value if isinstance(value, list) else [value]))
 
 
 def in_steps(train: TrainConfig, steps_per_epoch: int) -> TrainConfig:
     """Returns the settings with each length of the schedule in steps; a part of a step counts as one."""
     kwargs = {name: _steps(value, steps_per_epoch) for name, value in train.lr_scheduler_kwargs.items()}
     return replace(train, warmup_steps=_steps(train.warmup_steps, steps_per_epoch), lr_scheduler_kwargs=kwargs)
-
-
-def _lengths(train: TrainConfig) -> list[Any]:
-    return [train.warmup_steps, *train.lr_scheduler_kwargs.values()]
 
 
 def _is_epochs(value: Any) -> bool:

@@ -48,8 +48,7 @@ def saves_in_background(run: Run) -> bool:
     for node, own, there in objects_of_all((platform.node(), MARGIN * copy + training, available_memory())):
         needed[node] = needed.get(node, 0.0) + own
         free[node] = min(there, free.get(node, there))
-    short = [node for node in needed if needed[node] > free[node]]
-    if short:
+    if short := [node for node in needed if needed[node] > free[node]]:
         say(
             f"Training waits while a checkpoint is written: a copy would need {format_bytes(copy)} of memory, and with "
             f"a reserve and what training itself will use {format_bytes(needed[short[0]])} must be free, but "

@@ -54,8 +54,7 @@ def require_same_rows(cfg: Config, task: Task, rows: CheckedRows, data: Prepared
     (first_host, first), *others = objects_of_all((socket.gethostname(), own))
     found = []
     for rank, (host, facts_there) in enumerate(others, start=1):
-        names = [name for name in {**first, **facts_there} if first.get(name) != facts_there.get(name)]
-        if names:
+        if names := [name for name in {**first, **facts_there} if first.get(name) != facts_there.get(name)]:
             shown = "; ".join(f"{name}: {first.get(name)} on rank 0, {facts_there.get(name)}" for name in names)
             found.append(f"rank {rank} (on {host}): {shown}")
     if found:

@@ -142,8 +142,7 @@ def _limits(card: Card) -> Iterator[str]:
     for side, name in limits_of(options).items():
         if (most := getattr(options, name)) is not None:
             yield f"{_SIDES.get(side, 'The model uses at most')} {most:,} tokens (`task.{name}`)."
-    skipped = {name: count for name, count in facts.get("bad_rows", {}).items() if count}
-    if skipped:
+    if skipped := {name: count for name, count in facts.get("bad_rows", {}).items() if count}:
         sets = ", ".join(f"{count:,} of {name}" for name, count in skipped.items())
         yield f"Rows that could not be used were skipped in training and scores: {sets}."
     if card.cfg.checkpoint.load_best_model_at_end:

@@ -50,8 +50,7 @@ class Worst:
 
     def see(self, line: int, record: Record) -> None:
         """Ranks a record, given its line in the file of predictions."""
-        error = self._task.error(record)
-        if error is not None:
+        if (error := self._task.error(record)) is not None:
             self._kept.append(Wrong(error, line, record))
             if len(self._kept) > 20 * SHOWN:  # keeps memory small for large sets
                 self._kept = self.found()

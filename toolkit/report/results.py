@@ -257,10 +257,8 @@ def _simple_answers(run: Run, seconds: float) -> list[tuple[str, dict[str, dict[
     step, took = -(-max(map(len, sets.values())) // SAMPLE), 0.0
     try:
         for _ in range(2):  # the first time, libraries are imported
-            some, began = (
-                {name: rows.select(range(0, len(rows), step)) for name, rows in sets.items()},
-                time.monotonic(),
-            )
+            some = {name: rows.select(range(0, len(rows), step)) for name, rows in sets.items()}
+            began = time.monotonic()
             list(run.task.baselines(some.pop("train"), some))
             took = time.monotonic() - began
         return list(run.task.baselines(sets.pop("train"), sets)) if took * step < SHARE * seconds else []

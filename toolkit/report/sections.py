@@ -55,11 +55,11 @@ def memory_table(memory: MemoryUse, predicted: Mapping[str, int] | None = None, 
     rows: list[list[Any]] = []
     for part, words in MEMORY.items():
         count = getattr(memory, part)
-        row: list[Any] = [words, _bytes(count)]
+        row: list[Any] = [words, bytes_cell(count)]
         if predicted is not None:
             guess = predicted.get(part)
             compared = guess is not None and count and (device != "cpu" or part not in PASSING)
-            row += [None if guess is None else _bytes(guess), guess / count if compared else None]
+            row += [bytes_cell(guess), guess / count if compared else None]
         rows.append(row)
     header = ["part", "measured", *(["predicted", "predicted / measured"] if predicted is not None else [])]
     return [
@@ -72,8 +72,9 @@ def memory_table(memory: MemoryUse, predicted: Mapping[str, int] | None = None, 
     ]
 
 
-def _bytes(count: int) -> Cell:
-    return Cell(format_bytes(count), count)
+def bytes_cell(size: float | None) -> Cell | None:
+    """Returns a number of bytes as a cell, or None for a missing one."""
+    return None if size is None else Cell(format_bytes(size), size)
 
 
 MEANINGS = {**PHASES, OTHER: "all else, for instance the code between these phases"}
@@ -132,16 +133,9 @@ def state_of(cfg: Config) -> str:
         return f"{file} cannot be read; create a new one with `toolkit certify`"
 
 
-SIZES = {
-    *(
-        "train.global_batch_size",
-        "train.per_device_train_batch_size",
-        "train.num_train_epochs",
-        "train.max_steps",
-        "train.learning_rate",
-    ),
-    *("train.weight_decay", "train.adam_beta1", "train.adam_beta2", "train.adam_epsilon", "train.warmup_steps"),
-}
+SIZES = {f"train.{name}" for name in (
+    "global_batch_size", "per_device_train_batch_size", "num_train_epochs", "max_steps", "learning_rate",
+    "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "warmup_steps")}  # fmt: skip
 """Settings of every training that do not enable a technique."""
 PLAIN = {"train.mixed_precision": "no", "train.gradient_accumulation_steps": 1}
 """Values of settings that neither the YAML nor the launcher sets."""
@@ -240,15 +234,11 @@ def _highlights(run: Run, outcome: Outcome, scores: Scores) -> Highlights:
 
 
 def _rows(facts: Mapping[str, Any]) -> Table:
-    bad = facts["bad_rows"]
-    left_out = {
-        split: f"{counted(count, 'bad row')} skipped, see bad_rows.jsonl" for split, count in bad.items() if count
-    }
-    counts = {split: f"{count:,}" for split, count in facts["num_rows"].items()}
-    return _pairs(
-        {split: count + (f" ({left_out[split]})" if split in left_out else "") for split, count in counts.items()},
-        "set", "rows",
-    )  # fmt: skip
+    rows = {}
+    for split, count in facts["num_rows"].items():
+        bad = facts["bad_rows"].get(split)
+        rows[split] = f"{count:,}" + (f" ({counted(bad, 'bad row')} skipped, see bad_rows.jsonl)" if bad else "")
+    return _pairs(rows, "set", "rows")
 
 
 def _labels(facts: Mapping[str, Any]) -> list[Block]:
@@ -266,16 +256,14 @@ def _omitted(run: Run) -> list[Block]:
         [each.where, each.what, f"{each.count:,} of {each.total:,}", f"{each.count / each.total:.1%}", each.details]
         for each in run.data.omissions
     ]
-    return (
-        [Table(["where", "cut, skipped or ignored", "number", "share", "details"], rows, stacked=True)] if rows else []
-    )
+    header = ["where", "cut, skipped or ignored", "number", "share", "details"]
+    return [Table(header, rows, stacked=True)] if rows else []
 
 
 def _described(run: Run, line: int, record: Record) -> list[Any]:
     """Returns the cells of `DESCRIBED` for one line of the first set's predictions."""
     description = run.task.describe(record)
-    rows = next(iter(run.data.evals.values())).rows
-    image = run.task.thumbnail(rows[line - 1])
+    image = run.task.thumbnail(next(iter(run.data.evals.values())).rows[line - 1])
     shown = shorten(description.input)
     answers: list[Any] = [shorten(description.prediction), description.expected and shorten(description.expected)]
     if description.aligned:
@@ -342,9 +330,8 @@ def _switches(changed: Sequence[Change]) -> list[Block]:
 def _changes(changed: Sequence[Change]) -> Table:
     missing = dataclasses.MISSING
     rows = [[c.key, to_yaml(c.value), "required" if c.default is missing else to_yaml(c.default)] for c in changed]
-    return Table(
-        ["setting", "value", "default"], rows, sortable=True, caption="Settings that are not at their defaults"
-    )
+    caption = "Settings that are not at their defaults"
+    return Table(["setting", "value", "default"], rows, sortable=True, caption=caption)
 
 
 def _lock(run: Run, facts: Mapping[str, Any]) -> list[Block]:

@@ -50,9 +50,8 @@ def samples(
     encode: Any = encode_beginning if data_format == "text" else encode_prompt
     ids = [encode(prompt, tokenizer) for prompt in prompts]
     found = continue_all(model, ids, how.sampled(), [*range(seed, seed + len(ids))]) if ids else ()
-    return [
-        as_text(prompt, answer) for prompt, answer in zip(prompts, decoded(found, tokenizer, how.around), strict=True)
-    ]
+    answers = decoded(found, tokenizer, how.around)
+    return [as_text(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
 def decoded(

@@ -50,8 +50,7 @@ class MLflow:
     def numbers(self, values: Mapping[str, int | float], step: int) -> None:
         """Logs the numbers that the run does not have already; characters that MLflow rejects become `_`."""
         named = {re.sub(r"[^\w. /-]", "_", name): value for name, value in values.items()}
-        new = {name: value for name, value in named.items() if (name, step) not in self._sent}
-        if new:
+        if new := {name: value for name, value in named.items() if (name, step) not in self._sent}:
             self._tracker.log(new, step=step)
 
     def histograms(self, found: Mapping[str, Histogram], step: int) -> None:

@@ -86,8 +86,7 @@ class RunTrackers:
                     f"tracking.report_to: {kind} cannot be started: {_first_line(error)}. Without a server set "
                     "WANDB_MODE=offline for wandb, unset MLFLOW_TRACKING_URI for mlflow, or remove the tracker."
                 ) from error
-        ids = {kind: sink.id for kind, sink in self._active.items() if sink.id is not None}
-        if ids:
+        if ids := {kind: sink.id for kind, sink in self._active.items() if sink.id is not None}:
             write_json(folder / IDS, {**self._continued, **ids})
 
     def log(self, line: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from toolkit.lab.jobs import jobs
 from toolkit.lab.jobs.jobs import Launch
 from toolkit.lab.search import population, report, trials, winner
 from toolkit.lab.search.report import SearchReport, verdict
-from toolkit.lab.search.space import Dimension
+from toolkit.lab.search.space import POPULATION, Dimension
 from toolkit.lab.search.study import JOURNAL, OWNER, Book, Search, result_of
 from toolkit.lab.search.trials import lighten, require_gpus, resources
 from toolkit.lab.search.winner import differences, interval, same
@@ -65,7 +65,7 @@ def opened(search: Search) -> Book:
 def run(search: Search) -> SearchReport:
     """Runs what is left of a search, as the command does."""
     book = opened(search)
-    work = population if search.method == "pbt" else trials
+    work = population if search.method in POPULATION else trials
     work.run(search, book, lambda number, result: None)
     found = winner.score(search, book)
     return report.report_of(report.read(search.folder), book.study, found, 1.0)
@@ -416,10 +416,10 @@ WRITES = [(population.Member, "keep"), (population, "replace_run"), (trials, "st
 
 
 @pytest.mark.fast(1)
-@pytest.mark.parametrize("part", range(3))
-def test_a_population_goes_on_from_a_kill_at_any_moment(part, make, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("part", "method"), [(0, "pbt"), (1, "pbt"), (2, "pbt"), (0, "pbt-tpe")])
+def test_a_population_goes_on_from_a_kill_at_any_moment(part, method, make, monkeypatch, tmp_path):
     """Each part kills it at every third moment."""
-    asked = make[0](RATE, method="pbt", trials=3)
+    asked = make[0](RATE, method=method, trials=3)
     calls, end = [], 0
 
     def trained(work, job, *_):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
+from statistics import median
 
 import pytest
 from runs import ROOT
 
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.lab.search import space
-from toolkit.lab.search.population import explored
+from toolkit.lab.search.population import expected_best, explored
 from toolkit.lab.search.space import (
     METHODS,
+    POPULATION,
     Dimension,
     check_method,
     configured_point,
@@ -135,7 +138,7 @@ def test_methods_that_do_not_fit_are_rejected(monkeypatch):
         with pytest.raises(ConfigError, match=r"cmaes needs a package .*\[search\]"):
             check_method("cmaes", [RATE, RATE], configured(), None)
     for method in METHODS:
-        if method not in ("cmaes", "pbt"):
+        if method not in ("cmaes", *POPULATION):
             check_method(method, [RATE, optim], configured(), None)
 
 
@@ -155,3 +158,17 @@ def test_a_child_explores_near_its_parent_and_inside_the_space():
     assert all(1e-5 <= rate <= 1e-1 for rate in rates)
     assert {each["train.max_grad_norm"] for each in found} == {"0.5", "1.0", "2.0"}
     assert {each["train.local_sgd_steps"] for each in found} <= {2, 6, 10}
+
+
+def test_new_settings_are_expected_where_gains_were_largest():
+    """Gains of the first evaluation are ten times larger, and say nothing else."""
+    rates = [10 ** (-5 + number / 4) for number in range(17)]
+    histories = [
+        [{"settings": {RATE.key: rate}, "gains": {"1": 10.0, "2": -abs(math.log10(rate) + 4)}}] for rate in rates
+    ]
+    found = [math.log10(expected_best([RATE], histories, True, seed)[RATE.key]) for seed in range(9)]
+    assert abs(median(found) + 4) < 0.7
+    away = [math.log10(expected_best([RATE], histories, False, seed)[RATE.key]) for seed in range(9)]
+    assert abs(median(away) + 4) > 1
+    assert expected_best([RATE], histories, True, 3) == expected_best([RATE], histories, True, 3)
+    assert expected_best([RATE], [[{"settings": {RATE.key: 1e-3}}]], True, 1).keys() == {RATE.key}

@@ -160,17 +160,11 @@ def _members(archive: Path) -> Mapping[str, Member]:
     try:
         for name, member in listed(archive):
             name = name.removeprefix("./")
-            again = name in found
-            found[name] = member._replace(
-                reason=_name_problem(name, again) or member.reason or _too_large(member, size)
-            )
+            problem = _name_problem(name, name in found) or member.reason or _too_large(member, size)
+            found[name] = member._replace(reason=problem)
     except Exception as error:  # each library has several exception types for damaged archives
-        kind = archive.suffix.lower()[1:]
-        raise DataError(
-            f"{archive} is not a whole, uncompressed .tar archive: {error}."
-            if kind == "tar"
-            else f"{archive} is not a whole .zip archive: {error}."
-        ) from error
+        kind = "whole, uncompressed .tar" if listed is _of_tar else "whole .zip"
+        raise DataError(f"{archive} is not a {kind} archive: {error}.") from error
     return dict(sorted(_without_outer_folder(found).items()))
 
 

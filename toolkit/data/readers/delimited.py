@@ -82,8 +82,7 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
         line, header = next(found, (0, []))
         if not isinstance(header, str) and _SEPARATOR.fullmatch(str(reading.delimiter).join(header)):
             line, header = next(found, (0, []))
-        problem = header if isinstance(header, str) else not_text(header)
-        if problem:
+        if problem := header if isinstance(header, str) else not_text(header):
             hint = " Set data.encoding to the file's encoding." if "UTF-8" in problem else ""
             raise DataError(f"{file}: the header (line {line}) cannot be read: {problem}.{hint}")
         if not reading.header:
@@ -99,7 +98,8 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
                 yield RawRow(number, values)
             else:
                 fields = "1 field" if len(record) == 1 else f"{len(record)} fields"
-                yield RawRow(number, values, f"{fields} where the {_first(reading)} has {len(header)}")
+                first = "header" if reading.header else "first row"
+                yield RawRow(number, values, f"{fields} where the {first} has {len(header)}")
 
 
 def note(file: Path, reading: Reading) -> str | None:
@@ -113,10 +113,6 @@ def note(file: Path, reading: Reading) -> str | None:
         settings.append("data.quoting=none")
     settings += recognised_encoding(str(found.encoding), reading.encoding)
     return f"recognised {', '.join(settings)}" if settings else None
-
-
-def _first(reading: Reading) -> str:
-    return "header" if reading.header else "first row"
 
 
 class _Lines:

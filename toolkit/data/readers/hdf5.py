@@ -144,8 +144,7 @@ def _names(file: Path, group: h5py.Group) -> list[str]:
     """Returns the names of the datasets of a group, whose links all stay inside the file."""
     import h5py
 
-    away = [name for name in group if not _is_inside(group, name)]
-    if away:
+    if away := [name for name in group if not _is_inside(group, name)]:
         raise DataError(f"{file}: {away[0]!r} is a link, and may lead to another file, which is not allowed.")
     names = [name for name in group if isinstance(group[name], h5py.Dataset)]
     groups = [name for name in group if isinstance(group[name], h5py.Group)]

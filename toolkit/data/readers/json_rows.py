@@ -35,9 +35,8 @@ def _object_row(number: int, values: Any) -> RawRow:
 
 
 def _kind(value: Any) -> str:
-    return {dict: "an object", list: "a list", str: "a string", bool: "true or false"}.get(
-        type(value), "null" if value is None else "a number"
-    )
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
 
 
 def read_json(file: Path, reading: Reading) -> Iterator[RawRow]:

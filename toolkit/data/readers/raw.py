@@ -56,8 +56,7 @@ def check_names(file: Path, names: list[str]) -> None:
             "(pandas writes its index like this; to_csv(..., index=False) does not. If this is a row and not a header, "
             "set data.header=false and name the columns by number.)"
         )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"{file}: more than one column is named {', '.join(map(repr, twice))}.")
 
 

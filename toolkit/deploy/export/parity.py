@@ -135,13 +135,13 @@ def measure(
     after = evaluate(run, exported, data, name).metrics
     metric = best_metric(run.cfg, run.task).name.removeprefix("eval_")
     shown = {metric, *(score.name for score in overall_scores(run.task))}
+    in_files = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHTS)
     return Parity(
         name, len(data.rows), difference, largest, tolerance,
         metric=metric,
         metrics={each: Pair(before[each], after[each]) for each in before if each in shown},
         speed=speed, batch_size=run.cfg.eval.per_device_eval_batch_size, threads=torch.get_num_threads(),
-        size=Pair(_bytes_in_memory(run.model), _bytes_of_files(folder)),
-        notes=notes,
+        size=Pair(_bytes_in_memory(run.model), in_files), notes=notes,
     )  # fmt: skip
 
 
@@ -187,10 +187,4 @@ def _greater(one: float, other: Tensor) -> float:
 
 def _bytes_in_memory(model: nn.Module) -> float:
     """Returns the bytes of a model's parameters and buffers, each counted once."""
-    tensors = {each.data_ptr(): each.nbytes for each in (*model.parameters(), *model.buffers())}
-    return sum(tensors.values())
-
-
-def _bytes_of_files(folder: Path) -> int:
-    """Returns the bytes of the files of an export that hold the model."""
-    return sum(file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHTS)
+    return sum({each.data_ptr(): each.nbytes for each in (*model.parameters(), *model.buffers())}.values())

@@ -123,10 +123,9 @@ def _body(served: Served) -> dict[str, Any]:
 
 
 def _error() -> dict[str, Any]:
-    problem = _object(
-        {"row": {"type": "integer"}, "column": {"type": ["string", "null"]}, "reason": {"type": "string"}}
-    )
-    return _object({"error": {"type": "string"}, "problems": {"type": "array", "items": problem}})
+    text = {"type": "string"}
+    problem = _object({"row": {"type": "integer"}, "column": {"type": ["string", "null"]}, "reason": text})
+    return _object({"error": text, "problems": {"type": "array", "items": problem}})
 
 
 def _object(properties: dict[str, Any], required: list[str] | None = None) -> dict[str, Any]:

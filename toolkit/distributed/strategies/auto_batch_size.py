@@ -54,9 +54,8 @@ class AutoBatchSize(Replicas):
                 break
             self._use_smaller_parts(error, hopeless > 0)
         if self.mesh.data_size > 1:
-            average_gradients(
-                self.wire, [p for p in self.model.parameters() if p.requires_grad], 1 / self.mesh.data_size
-            )
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            average_gradients(self.wire, trained, 1 / self.mesh.data_size)
             self.wire.copy_main([buffer for buffer in self.model.buffers() if buffer.is_floating_point()])
         return loss_sum
 

@@ -172,9 +172,8 @@ class Split(Strategy):
 
         With ZeRO-1, replicas of the parts of a model share the update of each part.
         """
-        gathers = (self.mesh.fsdp * self.mesh.tensor > 1 or self.experts) and not PRESETS[
-            self.cfg.train.optim
-        ].elementwise
+        elementwise = PRESETS[self.cfg.train.optim].elementwise
+        gathers = (self.mesh.fsdp * self.mesh.tensor > 1 or self.experts) and not elementwise
         if gathers:
             gather_before_step(optimizer)
         elif self.mesh.tensor > 1 or self.experts:

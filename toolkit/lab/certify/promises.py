@@ -96,9 +96,8 @@ def loss_scale_judge(folder: Path, experiment: Experiment) -> Certificate:
         found.append(f"transformers.Trainer by itself, 2x4 against 8x1: ratio {plain[1]:.3f}, cosine {plain[2]:.5f}")
     reasons = json.loads((folder / "traces" / reference / DEPENDENCE).read_text())
     if problems and reasons:
-        return Certificate(
-            name, loss_scale_promise, OPEN, found, [f"this model depends on the batch: {r}" for r in reasons], figures
-        )
+        reasons = [f"this model depends on the batch: {reason}" for reason in reasons]
+        return Certificate(name, loss_scale_promise, OPEN, found, reasons, figures)
     return Certificate(name, loss_scale_promise, FAILED if problems else OK, found, problems, figures)
 
 

@@ -162,6 +162,5 @@ def parameter_difference(one: Path, other: Path) -> float:
 def _weights(run: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    return {
-        name: tensor for file in RunFolder(run).model.glob("*.safetensors") for name, tensor in load_file(file).items()
-    }
+    files = RunFolder(run).model.glob("*.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}

@@ -85,9 +85,8 @@ def read_gradients(folder: Path, training: str) -> dict[int, tuple[float, np.nda
 
 def window(folder: Path, training: str, processes: int, index: int) -> list[int]:
     """Returns the rows of one window over all ranks, sorted."""
-    return sorted(
-        row for rank in range(processes) for part in read_trace(folder, training, rank)[index]["rows"] for row in part
-    )
+    traces = (read_trace(folder, training, rank) for rank in range(processes))
+    return sorted(row for trace in traces for part in trace[index]["rows"] for row in part)
 
 
 def first_difference(

@@ -151,8 +151,7 @@ def check_trainings(trainings: Sequence[Training], experiment: Experiment) -> No
         for training in trainings
         if training.model_of is None
     )
-    problems = [problem for each in distinct for problem in problems_of(partial(check, *each))]
-    if problems:
+    if problems := [problem for each in distinct for problem in problems_of(partial(check, *each))]:
         raise ConfigError(list(dict.fromkeys(problems)))
 
 

@@ -12,6 +12,7 @@ from toolkit.document.blocks import MISSING, Block, Cell, Code, Figure, Folded, 
 from toolkit.lab.compare import pictures
 from toolkit.lab.compare.runs import is_busy
 from toolkit.lab.compare.statistics import PARTS
+from toolkit.report.sections import bytes_cell
 from toolkit.system.memory import MEMORY
 
 Found = Mapping[str, Any]
@@ -81,18 +82,14 @@ def results(found: Found) -> Table:
             continue
         peak, *others = (_figure(name, variant) for name in names)
         exchange, padding = variant["exchange"], variant["padding"]
-        sent = [_bytes(exchange["bytes"]), round(exchange["collectives"], 2)] if exchange else [None, None]
-        state = _bytes(variant["memory"]["optimizer_state"])
+        sent = [bytes_cell(exchange["bytes"]), round(exchange["collectives"], 2)] if exchange else [None, None]
+        state = bytes_cell(variant["memory"]["optimizer_state"])
         rows.append([*start, peak, state, *others, Cell(f"{padding:.0%}", padding), *sent])
     unused = [*([] if rows_differ(found) else ["rows per step"]), *([] if found["num_processes"] > 1 else EXCHANGE)]
     return Table(header, rows, sortable=True, stacked=True).without(*unused)
 
 
 EXCHANGE = ("sent per step", "collectives per step")
-
-
-def _bytes(size: float) -> Cell:
-    return Cell(format_bytes(size), size)
 
 
 def _figure(name: str, variant: Found) -> Cell | None:
@@ -258,15 +255,11 @@ def is_of_strategies(found: Found) -> bool:
 def pairs(found: Found, variant: Found) -> list[tuple[float | None, float | None]]:
     """Returns measured and estimated bytes of the parts in `HELD`, the peak, and what is sent per step."""
     estimate, ran = variant.get("estimate"), "ranks" in variant
-    measured = [_most(variant, part) for part in (*HELD, "train_peak")] if ran else [None] * 4
+    ranks = variant["ranks"] if ran else ()
+    measured = [max((rank[part] for rank in ranks), default=None) for part in (*HELD, "train_peak")]
     guessed = [estimate[part] for part in (*HELD, "peak")] if estimate else [None] * 4
     sent = (variant["exchange"].get("bytes") if ran else None, estimate["sent"] if estimate else None)
     return [*zip(measured, guessed, strict=True), sent]
-
-
-def _most(variant: Found, part: str) -> int:
-    """Returns the bytes of a part on the process that has the most."""
-    return max(rank[part] for rank in variant["ranks"])
 
 
 def beside(found: Found) -> Table:
@@ -297,7 +290,7 @@ def uses(found: Found) -> Table:
 def _ranks(found: Found) -> Table:
     parts = (*PARTS, "train_peak")
     rows = [
-        [number, variant["name"], rank, *(_bytes(held[part]) for part in parts)]
+        [number, variant["name"], rank, *(bytes_cell(held[part]) for part in parts)]
         for number, variant in enumerate(found["variants"], start=1)
         for rank, held in enumerate(variant.get("ranks", ()))
     ]
@@ -426,7 +419,7 @@ def _pictures(found: Found, measured: list[tuple[int, Any]]) -> Iterator[Block]:
 
 def _memory(measured: list[tuple[int, Any]]) -> Table:
     rows = [
-        [number, variant["name"], *map(_bytes, variant["memory"].values()),
+        [number, variant["name"], *map(bytes_cell, variant["memory"].values()),
          round(variant["optimizer_state_bytes_per_parameter"], 2)]
         for number, variant in measured
     ]  # fmt: skip

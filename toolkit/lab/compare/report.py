@@ -164,8 +164,7 @@ def build(
         "num_processes": comparison.launch.processes,
         "seeds": list(comparison.seeds),
         "metric": {"name": metric.name, "greater_is_better": metric.greater_is_better},
-        **{name: example.get(name) for name in ("device", "hardware", "versions")},
-        "energy_source": example.get("energy_source"),
+        **{name: example.get(name) for name in ("device", "hardware", "versions", "energy_source")},
         "costs": sums_of(run["figures"] for runs in measured.values() for run in runs.values()),
         "before_training": _before(measured, metric.name),
         "rows": worth_of_rows(list(measured.values()), metric) if facts.get("preset") == "rows" else None,
@@ -189,8 +188,7 @@ def _before(measured: Mapping[str, Runs], metric: str) -> float | None:
     """Returns the mean score before training of the first variant that has one (`eval.eval_on_start`)."""
     name = f"start_{metric.removeprefix('eval_')}"
     for runs in measured.values():
-        scores = [run["figures"][name] for run in runs.values() if run["figures"].get(name) is not None]
-        if scores:
+        if scores := [run["figures"][name] for run in runs.values() if run["figures"].get(name) is not None]:
             return fmean(scores)
     return None
 
@@ -243,9 +241,8 @@ def _summaries(measured: Mapping[str, Runs], metric: str) -> dict[str, dict[str,
             figures |= {key: figure.against(others[key]) for key, figure in figures.items() if key in others}
             if main and main.difference:
                 figures[metric] = replace(figures[metric], same=main.difference.same)
-        costs = costs_of(
-            (run["figures"] for run in runs.values()), None if name == first else found[first].get("costs")
-        )
+        against = None if name == first else found[first].get("costs")
+        costs = costs_of((run["figures"] for run in runs.values()), against)
         found[name] = {**summary, "costs": costs, "metrics": {key: _as_json(value) for key, value in metrics.items()}}
     for summary in filter(None, found.values()):
         summary["figures"] = {key: asdict(figure) for key, figure in summary["figures"].items()}
@@ -284,8 +281,7 @@ def costs_of(runs: Iterable[Mapping[str, Any]], baseline: Mapping[str, Any] | No
     """Returns the median and extremes over runs of each figure, with the number of these `runs`."""
     found, every = {}, list(runs)
     for name in COLUMNS:
-        values = [float(run[name]) for run in every if run.get(name) is not None]
-        if not values:
+        if not (values := [float(run[name]) for run in every if run.get(name) is not None]):
             continue
         figure = extremes(values)
         if baseline and name in baseline:

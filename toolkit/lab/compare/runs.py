@@ -283,11 +283,9 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     meter = Meter()
     with trained(job, meter) as (run, result):
-        real, positions = (
-            data_sum(run.accelerator, run.mesh, *map(float, counts)) for counts in (meter.real, meter.positions)
-        )
         steps = {"seconds": meter.seconds, "processor": meter.processor, "items": meter.items}
-        steps |= {"real": real, "positions": positions}
+        for name, counts in (("real", meter.real), ("positions", meter.positions)):
+            steps[name] = data_sum(run.accelerator, run.mesh, *map(float, counts))
         names = {"collectives": EXCHANGES, "bytes": EXCHANGED_BYTES}
         # What DeepSpeed sends is not known.
         sent = {name: result.further[key] for name, key in names.items() if key in result.further}

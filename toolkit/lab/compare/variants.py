@@ -297,8 +297,7 @@ def _fitted(
     cfg = load(variant)
     if baseline is None:
         return variant, cfg
-    fixed = _kept_window(cfg, variant, step_rows(baseline, processes), processes, keep_window)
-    if fixed:
+    if fixed := _kept_window(cfg, variant, step_rows(baseline, processes), processes, keep_window):
         variant = replace(variant, fixed=fixed)
         cfg = load(variant)
     return variant, cfg

@@ -42,14 +42,12 @@ class Predicted:
 
 def predictions_of(folder: Path, recipe: Path) -> Predicted:
     """Reads the predictions of a finished run, or of all folds of a cross-validation."""
-    runs = [folder]
-    if (folder / CROSS_VALIDATION).is_file():
+    runs, file = [folder], folder / CROSS_VALIDATION
+    if file.is_file():
         try:
-            runs = [folder / fold["folder"] for fold in read_json(folder / CROSS_VALIDATION)["folds"]]
+            runs = [folder / fold["folder"] for fold in read_json(file)["folds"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"--run: {folder / CROSS_VALIDATION} is damaged ({type(error).__name__}: {error})"
-            ) from error
+            raise InputError(f"--run: {file} is damaged ({type(error).__name__}: {error})") from error
     parts: list[Part] = []
     rows: list[int] = []
     records: list[Record] = []
@@ -218,12 +216,11 @@ def _of_entities(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[s
 def _of_answers(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
     """Finds answers whose probability is as high as that of correct ones, but that share no word with the label."""
     overlap = [squad_scores([each["prediction_text"]], [each["answers"]])["f1"] for each in records]
-    right = [record["score"] for record, f1 in zip(records, overlap, strict=True) if f1 == max(overlap) > 0]
+    scored = [*zip(records, overlap, strict=True)]
+    right = [record["score"] for record, f1 in scored if f1 == max(overlap) > 0]
     if not right:
         return []
-    wrong = [
-        (record["score"], place) for place, (record, f1) in enumerate(zip(records, overlap, strict=True)) if f1 == 0
-    ]
+    wrong = [(record["score"], place) for place, (record, f1) in enumerate(scored) if f1 == 0]
     return [
         (place, {
             "label": records[place]["answers"], "prediction": records[place]["prediction_text"],

@@ -167,9 +167,8 @@ def is_chat(column: ColumnProfile) -> bool:
     if column.kind == TEXT:
         return all(isinstance(value, str) and PRINTED_CHAT.match(value) for value in column.values)
     needed = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
-    return column.kind == OBJECTS and all(
-        any(keys <= turn.keys() for keys in needed) for turns in column.values for turn in turns
-    )
+    turns = (turn for conversation in column.values for turn in conversation)
+    return column.kind == OBJECTS and all(any(keys <= turn.keys() for keys in needed) for turn in turns)
 
 
 def is_tokens(column: ColumnProfile) -> bool:

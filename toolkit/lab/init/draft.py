@@ -231,9 +231,8 @@ def _from_rows(kind: Kind, sample: Sample, cfg: Config, rows: CheckedRows) -> It
     limits = kind.limits(train, sample.model, cfg.task)
     yield from limits
     if any(rows.bad_rows.values()):
-        yield Guess(
-            "data.bad_rows", "skip", "; ".join(str(skipped(table)) for table in rows.tables["train"].files if table.bad)
-        )
+        reasons = [str(skipped(table)) for table in rows.tables["train"].files if table.bad]
+        yield Guess("data.bad_rows", "skip", "; ".join(reasons))
     longest = max((guess.value for guess in limits if "length" in guess.key or "block" in guess.key), default=0)
     adapters = sample.given.get("model.peft.method", "none") != "none"
     yield from training(len(train), longest, sample.model, adapters)

@@ -123,9 +123,8 @@ def tokens(texts: Sequence[str], folder: Path | None) -> Tokens:
         tokenizer.no_padding()
         return Tokens([len(each.ids) for each in tokenizer.encode_batch(some)], "counted with the model's tokenizer")
     characters = characters_per_token(language_of(some))
-    return Tokens(
-        [math.ceil(len(text) / characters) + 2 for text in some], f"estimated as {characters:g} characters per token"
-    )
+    counts = [math.ceil(len(text) / characters) + 2 for text in some]
+    return Tokens(counts, f"estimated as {characters:g} characters per token")
 
 
 def quantile(numbers: Sequence[int], fraction: float) -> int:

@@ -147,9 +147,8 @@ def label_kind(column: ColumnProfile) -> LabelKind:
         return LabelKind(REGRESSION, f"{column.kind} from {low:g} to {high:g} with {different} values; {few}")
     for separator in _SEPARATORS if column.kind == TEXT else ():
         if share := _separated(column, separator):
-            return LabelKind(
-                MULTI, f"{share:.0%} of the values are several labels, separated by {separator!r}", separator
-            )
+            reason = f"{share:.0%} of the values are several labels, separated by {separator!r}"
+            return LabelKind(MULTI, reason, separator)
     return LabelKind(SINGLE, "true or false" if column.kind == BOOLEAN else "one name per row")
 
 

@@ -137,9 +137,7 @@ def run_processes(
 
 def inherited_environment() -> dict[str, str]:
     """Returns the environment variables that started processes inherit: all but those that a launcher has set."""
-    return {
-        name: value for name, value in os.environ.items() if name not in _OF_RANKS and not name.startswith(_LAUNCHERS)
-    }
+    return {k: v for k, v in os.environ.items() if k not in _OF_RANKS and not k.startswith(_LAUNCHERS)}
 
 
 def launch_command(processes: int, launcher: Path | None) -> list[str]:

@@ -251,8 +251,8 @@ def _shown(strategy: Strategy) -> str:
 
 
 def splits_table(found: Sequence[Strategy], caption: str) -> Table:
-    """Returns the table of splits with the sizes of their dimensions."""
-    names = list(found[0].sizes)
+    """Returns the table of splits with the sizes of their dimensions, without those that no split has."""
+    names = [name for name in found[0].sizes if any(each.sizes[name] > 1 for each in found)]
     rows = [
         [each.name.replace(" (ZeRO-3)", "").replace(", 1F1B", ""), *(each.sizes[name] for name in names),
          Cell(format_bytes(each.memory), each.memory), Cell(format_bytes(each.sent), each.sent),

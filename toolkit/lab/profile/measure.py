@@ -7,7 +7,7 @@ import pstats
 import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -72,7 +72,7 @@ class Stages(Callback):
         self.hidden_exchange = 0.0
         """Seconds of a timed step in which DDP's backward pass had nothing to do but wait for other processes."""
         self.profiler = profile(profile_memory=True)
-        self._range: AbstractContextManager[Any] | None = None
+        self._range = ExitStack()
         self._waits: list[float] = []
 
     @property
@@ -129,18 +129,15 @@ class Stages(Callback):
 
     def _end_tracing(self) -> None:
         _clock().watcher = None
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
+        self._range.close()
         if self.training.run.accelerator.device.type != "cpu":
             torch.accelerator.synchronize()
         self.profiler.stop()
 
     def _annotate(self, before: str, after: str) -> None:
         """Ends the trace's range of a phase, and begins that of the next one."""
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
-        self._range = record_function(RANGE + after)
-        self._range.__enter__()
+        self._range.close()
+        self._range.enter_context(record_function(RANGE + after))
 
 
 @dataclass(frozen=True)
@@ -238,9 +235,8 @@ def _owner(place: Place, stats: Mapping[Place, Any]) -> Place | None:
 def _is_library(place: Place) -> bool:
     """Whether a function is built in, or from a library other than the toolkit."""
     file = Path(place[0])
-    return not file.is_absolute() or (
-        any(file.is_relative_to(folder) for folder in LIBRARIES) and not file.is_relative_to(TOOLKIT)
-    )
+    in_library = any(map(file.is_relative_to, LIBRARIES)) and not file.is_relative_to(TOOLKIT)
+    return not file.is_absolute() or in_library
 
 
 SIZE = {"cpu": 1024, "cuda": 8192}

@@ -21,7 +21,7 @@ from toolkit.lab.jobs.jobs import batch_and_accumulation
 from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
 from toolkit.lab.plan.report import show_flops
 from toolkit.lab.tool import Report, Request
-from toolkit.report.sections import MEANINGS, share_cell
+from toolkit.report.sections import MEANINGS, bytes_cell, share_cell
 
 TRACE = "trace.json.gz"
 COMPRESSION = 5
@@ -62,9 +62,13 @@ class Profile(Report):
     def page(self) -> Page:
         """Returns the page: what to change, then the time, the figures and the operations."""
         lead = f"{counted(len(self.advice), 'thing')} to change." if self.advice else NOTHING
+        note = (
+            f"Peak: the most that tensors held in a phase above the {format_bytes(self.memory['before'])} of weights, "
+            "buffers and optimizer. Kept: by how much they grew in it, over a step."
+        )
         return Page(f"Profile of {self.config}", lead, [
             Section("Advice", self._advised()),
-            Section("Where the time goes", [phases(self), Text(_how(self)), Text(_memory_note(self))]),
+            Section("Where the time goes", [phases(self), Text(_how(self)), Text(note)]),
             Section("Figures", [figures(self)]),
             Section("Operations", [*operations(self), OPENED]),
         ])  # fmt: skip
@@ -188,8 +192,7 @@ def advice_of(found: Profile, cfg: Config, allowed: Callable[[Choice], bool]) ->
     findings = [finding for rule in RULES for finding in rule(found, cfg)]
     kept = []
     for finding in sorted(findings, key=lambda each: -each.number):
-        choice = next((choice for choice in finding.choices if allowed(choice)), None)
-        if choice is not None:
+        if (choice := next((choice for choice in finding.choices if allowed(choice)), None)) is not None:
             facts = asdict(finding)
             del facts["choices"]
             kept.append(facts | {"override": list(choice)})
@@ -243,10 +246,9 @@ def _advise_launches(found: Profile, cfg: Config) -> Iterator[Finding]:
     if accumulation % 2 == 0 and cfg.train.max_tokens_per_batch is None:
         text += " Larger micro-batches need fewer operations for the same rows."
         larger = {"train.per_device_train_batch_size": 2 * batch}
-        follows = cfg.train.global_batch_size is not None
-        choices.append(
-            written(larger if follows else larger | {"train.gradient_accumulation_steps": accumulation // 2})
-        )
+        if cfg.train.global_batch_size is None:  # otherwise it follows
+            larger["train.gradient_accumulation_steps"] = accumulation // 2
+        choices.append(written(larger))
     else:
         text += " Compiled code joins small operations; larger micro-batches need fewer for each row."
     choices.append(written({"train.torch_compile": True}))
@@ -313,10 +315,11 @@ def phases(found: Profile) -> Table:
     """Returns the table of the phases."""
     memory = found.memory["phases"]
     rows = [
-        [name, duration(each["seconds"]), share_cell(each["share"]), *_memory(memory.get(name)), MEANINGS[name]]
+        [name, duration(each["seconds"]), share_cell(each["share"]),
+         *(bytes_cell(memory.get(name, {}).get(kind)) for kind in ("peak", "kept")), MEANINGS[name]]
         for name, each in found.phases.items()
         if each["seconds"]
-    ]
+    ]  # fmt: skip
     caption = f"Phases of a step of {format_seconds(found.step_seconds)}"
     return Table(["phase", "time", "share", "peak", "kept", "what it is"], rows, caption=caption)
 
@@ -369,23 +372,6 @@ def _how(found: Profile) -> str:
         "traced, for operations and memory, and one was counted, for FLOP: matrix products, convolutions and "
         "attention, of the forward and the backward pass. Nothing was evaluated or saved."
     )
-
-
-def _memory_note(found: Profile) -> str:
-    return (
-        f"Peak: the most that tensors held in a phase above the {format_bytes(found.memory['before'])} of weights, "
-        "buffers and optimizer. Kept: by how much they grew in it, over a step."
-    )
-
-
-def _memory(each: dict[str, float] | None) -> list[Cell | None]:
-    if each is None:
-        return [None, None]
-    return [Cell(_signed(each[name]), each[name]) for name in ("peak", "kept")]
-
-
-def _signed(size: float) -> str:
-    return f"-{format_bytes(-size)}" if size < 0 else format_bytes(size)
 
 
 def duration(seconds: float) -> Cell:

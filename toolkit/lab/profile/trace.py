@@ -61,9 +61,8 @@ def read_events(events: Sequence[Event]) -> Reading:
         kernel.calls += 1
         kernel.seconds += event["dur"] * MICROSECOND
     found.busy_seconds = _union(kernels)
-    found.exchange_seconds = _union(
-        event for event in events if str(event.get("name", "")).startswith(EXCHANGES) and "dur" in event
-    )
+    timed = (event for event in events if "dur" in event)
+    found.exchange_seconds = _union(event for event in timed if str(event.get("name", "")).startswith(EXCHANGES))
     return found
 
 

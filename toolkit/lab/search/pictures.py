@@ -71,8 +71,7 @@ def _heights(
     rows: Sequence[Mapping[str, Any]], key: str, dimension: Mapping[str, Any], bottom: float, top: float
 ) -> list[float]:
     """Returns the vertical positions of the trials on an axis."""
-    choices = dimension["choices"]
-    if choices:
+    if choices := dimension["choices"]:
         step = (bottom - top) / max(1, len(choices) - 1)
         return [bottom - step * choices.index(row["params"][key]) for row in rows]
     found, low, high = [float(row["params"][key]) for row in rows], dimension["low"], dimension["high"]

@@ -1,7 +1,8 @@
 """Population based training (Jaderberg et al. 2017, arXiv 1711.09846) over exact checkpoints.
 
 All members train to the next evaluation. Then the worst ones copy the checkpoint of one of the best (exploit), and
-change its settings a little (explore), until the end of the run.
+change its settings (explore), until the end of the run: a little, or to what a model of all gains so far expects to
+gain the most, as in PB2 (Parker-Holder et al. 2020, arXiv 2002.02518), here a tree-structured Parzen estimator.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import math
 import random
 import time
 import zlib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from toolkit.base.console import format_value, say
 from toolkit.base.errors import RunError
 from toolkit.base.files import finite, read_json, write_json
 from toolkit.lab.search import trials
@@ -48,6 +52,8 @@ class Member:
         self.history: list[dict[str, Any]] = [{"step": 0, "parent": None, "settings": dict(trial.params)}]
         self.explored = 0
         """Number of evaluations after which its replacement was decided."""
+        self.before: float | None = None
+        """Value with which its training to the next evaluation begins, of its parent if it was replaced."""
         self.seconds = 0.0
         self.result: Result | None = None
         with suppress(OSError, ValueError):
@@ -56,7 +62,7 @@ class Member:
 
     def keep(self) -> None:
         """Writes its progress."""
-        names = ("point", "values", "history", "explored", "seconds", "result")
+        names = ("point", "values", "history", "explored", "before", "seconds", "result")
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / MEMBER, finite({name: getattr(self, name) for name in names}))
 
@@ -131,7 +137,11 @@ def _note(member: Member, result: Result) -> None:
     """Records how a member reached an evaluation."""
     member.values.append(result.get("value") if result["state"] in ("segment", "finished") else None)
     member.seconds = round(member.seconds + result["seconds"], 1)
-    member.history[-1] |= {"to": result.get("steps"), "value": member.last}
+    part, value = member.history[-1], member.last
+    part |= {"to": result.get("steps"), "value": value}
+    if member.before is not None and value is not None:
+        part["gains"] = part.get("gains", {}) | {str(len(member.values)): value - member.before}
+    member.before = value
     if result["state"] != "segment":
         member.result = {**result, "seconds": member.seconds}
     member.keep()
@@ -169,13 +179,23 @@ def _next_generation(search: Search, book: Book, members: Sequence[Member], gene
         if member.explored >= generation:
             continue
         if (parent := chosen.get(member.number)) is not None:
-            point = explored(search.space, parent.point, random.Random(seed + member.number))
+            own = random.Random(seed + member.number)
+            point = explored(search.space, parent.point, own)
+            if search.method == "pbt-tpe":
+                histories = [each.history for each in members]
+                point = expected_best(search.space, histories, search.metric.greater_is_better, own.getrandbits(32))
             point = point if book.allows(point) else dict(parent.point)
             step = replace_run(member.folder / "run", parent.folder / "run", parent.point, point)
-            member.point, member.result = point, None
+            member.point, member.result, member.before = point, None, parent.last
             member.history.append({"step": step, "parent": parent.number, "settings": point})
         member.explored = generation
         member.keep()
+    best = ranked(members, search.metric.greater_is_better)[0]
+    value = "none" if best.last is None else format_value(best.last)
+    say(
+        f"evaluation {generation}: best {search.metric.name} {value} (member {best.number}); replaced: "
+        f"{', '.join(f'{child} by {parent.number}' for child, parent in chosen.items())}"
+    )
 
 
 def explored(space: Sequence[Dimension], point: Point, drawn: random.Random) -> Point:
@@ -200,6 +220,27 @@ def explored(space: Sequence[Dimension], point: Point, drawn: random.Random) -> 
             number = each.low + round((number - each.low) / step) * step
         found[each.key] = int(number) if each.whole else float(number)
     return found
+
+
+def expected_best(
+    space: Sequence[Dimension], histories: Sequence[Sequence[Mapping[str, Any]]], greater_is_better: bool, seed: int
+) -> Point:
+    """Returns the point that should gain the most, from the settings and gains in the histories of all members."""
+    import optuna
+
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(n_startup_trials=1, seed=seed))
+    distributions, gains = (
+        {each.key: each.distribution() for each in space},
+        defaultdict[str, list[tuple[Any, float]]](list),
+    )
+    for part in (part for history in histories for part in history):
+        for evaluation, gain in part.get("gains", {}).items():
+            gains[evaluation].append((part["settings"], gain if greater_is_better else -gain))
+    for found in gains.values():  # early gains are larger, so those of an evaluation are compared with each other
+        middle = median(gain for _, gain in found)
+        for point, gain in found:
+            study.add_trial(optuna.trial.create_trial(params=point, distributions=distributions, value=gain - middle))
+    return dict(study.ask(distributions).params)
 
 
 def _end(book: Book, member: Member, told: Told) -> None:

@@ -22,7 +22,7 @@ from toolkit.checkpoint.lock import OutputLock
 from toolkit.config.messages import show as shown_value
 from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Highlights, Page, Section, Table, Text
 from toolkit.lab.search import pictures, population
-from toolkit.lab.search.space import METHODS, check_method, grid_of, overrides_of, read_space
+from toolkit.lab.search.space import METHODS, POPULATION, check_method, grid_of, overrides_of, read_space
 from toolkit.lab.search.study import Book, Search, load_study, name_of, require_optuna, result_of
 from toolkit.lab.search.study import counted as of_state
 from toolkit.lab.search.trials import best_of, require_gpus, run
@@ -153,7 +153,7 @@ def search(
                            "set data.validation_file or data.validation_split"])  # fmt: skip
     require_gpus(parallel, request.launch.processes)
     count = trials or (len(grid_of(dimensions)) if method == "grid" else TRIALS)
-    if method == "pbt" and count < population.LEAST:
+    if method in POPULATION and count < population.LEAST:
         raise InputError("--trials: a population needs at least 2 members")
     deadline = None if seconds is None else time.time() + seconds
     metric = best_metric(request.cfg, request.task)
@@ -173,7 +173,7 @@ def _run(asked: Search, book: Book) -> dict[str, Any] | None:
         tell(number, result, overrides_of(params), asked.metric.name)
 
     book.open()
-    if asked.method == "pbt":
+    if asked.method in POPULATION:
         with OutputLock(asked.folder):
             population.run(asked, book, told)
     else:
@@ -248,7 +248,7 @@ def _against(found: SearchReport, winner: Mapping[str, Any]) -> Iterator[str]:
     """Yields how the winner compares with the configured settings."""
     metric = found.metric_name
     if winner["baseline"] is None:
-        if found.method != "pbt":
+        if found.method not in POPULATION:
             yield "The configured settings are not among the trials that came to their end, so nothing is compared."
         return
     if winner["baseline"] == winner["trial"]:
@@ -299,8 +299,7 @@ def _pictures(found: SearchReport) -> Iterator[Figure]:
     ended = [row for row in valued if row["state"] != "diverged"] or valued
     drawn = pictures.coordinates(ended, found.space, metric, greater)
     yield Figure("Parallel coordinates", drawn, file="coordinates.svg")
-    several = [row for row in found.trials if len(row["evaluations"]) > 1]
-    if several:
+    if several := [row for row in found.trials if len(row["evaluations"]) > 1]:
         best = found.best
         chart = pictures.curves(several, None if best is None else best["number"], metric)
         yield Figure("Evaluations", chart, file="evaluations.svg")

@@ -226,7 +226,13 @@ def _problems_of(
 
 REDUCTION = 3
 """One of this many trials continues beyond each rung of successive halving."""
-MUTABLE = ("train.learning_rate", "train.head_learning_rate", "train.weight_decay", "train.max_grad_norm")
+MUTABLE = (
+    *("train.learning_rate", "train.head_learning_rate", "train.weight_decay", "train.max_grad_norm"),
+    *("train.max_grad_value", "task.label_smoothing_factor", "task.focal_gamma"),
+    *(f"task.image.{name}" for name in ("random_crop", "horizontal_flip", "color_jitter", "random_erasing")),
+    *("task.image.mixup_alpha", "task.image.cutmix_alpha", "task.audio.speed", "task.audio.time_mask_width"),
+    *("task.audio.time_masks", "task.audio.frequency_masks", "task.audio.frequency_mask_width"),
+)
 """Settings that may change in the middle of a run: neither the optimizer's state nor the model depends on them."""
 
 
@@ -272,14 +278,17 @@ METHODS = {
     ),
     "hyperband": Method("Hyperband (Li et al. 2018), points as tpe", "TPESampler", "HyperbandPruner"),
     "pbt": Method("population based training (Jaderberg et al. 2017)"),
+    "pbt-tpe": Method("the same, with new settings by tpe from what each has gained so far, similar to PB2"),
 }
+POPULATION = ("pbt", "pbt-tpe")
+"""Methods whose trials are members of one population."""
 """The methods by the name that `--method` takes."""
 
 
 def check_method(name: str, space: Sequence[Dimension], cfg: Config, storage: str | None) -> None:
     """Checks that a method fits the space and the run; raises ConfigError with all problems."""
     problems = []
-    if (METHODS[name].prunes or name == "pbt") and cfg.eval.eval_steps is None:
+    if (METHODS[name].prunes or name in POPULATION) and cfg.eval.eval_steps is None:
         problems.append(f"eval.eval_steps: {name} compares trials at their evaluations, and there is one at the end "
                         "only; set it, for instance to epoch or 0.1")  # fmt: skip
     if METHODS[name].prunes and any(each.key == "eval.eval_steps" for each in space):
@@ -292,16 +301,16 @@ def check_method(name: str, space: Sequence[Dimension], cfg: Config, storage: st
             problems.append("cmaes needs at least two settings; use tpe or gp")
         if find_spec("cmaes") is None:
             problems.append("cmaes needs a package that is not installed; pip install 'finetune-toolkit[search]'")
-    if name == "pbt":
+    if name in POPULATION:
         train = cfg.train
         ends = {"early_stopping_patience": train.early_stopping_patience, "max_time": train.max_time,
                 "target_metric": train.target_metric}  # fmt: skip
         problems += [f"train.{key}: would end one member of a population, which train together to the end; remove it"
                      for key, value in ends.items() if value]  # fmt: skip
-        problems += [f"{each.key}: cannot change in the middle of a run, as pbt does; it can change "
+        problems += [f"{each.key}: cannot change in the middle of a run, as {name} does; it can change "
                      f"{', '.join(MUTABLE)}" for each in space if each.key not in MUTABLE]  # fmt: skip
     if problems:
         raise ConfigError(problems)
-    if name == "pbt" and storage is not None:
-        raise InputError("--storage: the members of a population copy each other's checkpoints, so pbt runs in its "
+    if name in POPULATION and storage is not None:
+        raise InputError("--storage: the members of a population copy each other's checkpoints, so it runs in its "
                          "output folder; remove it")  # fmt: skip

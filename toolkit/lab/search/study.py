@@ -22,7 +22,7 @@ from toolkit.config import flatten
 from toolkit.config.sections import Config
 from toolkit.lab.jobs.jobs import digest_of, model_files
 from toolkit.lab.jobs.training import QUIET
-from toolkit.lab.search.space import METHODS, Dimension, Point, configured_point, grid_of
+from toolkit.lab.search.space import METHODS, POPULATION, Dimension, Point, configured_point, grid_of
 from toolkit.lab.tool import Request
 from toolkit.metrics.score import Score
 
@@ -139,7 +139,9 @@ class Search:
             "launch": None if launch.file is None else launch.file.read_text(encoding="utf-8"),
             "files of rows": files,
             "files of the model": model_files(self.cfg.model.name_or_path),
-            **({"--trials": self.trials} if self.method == "pbt" else {}),  # members that come later would be behind
+            **(
+                {"--trials": self.trials} if self.method in POPULATION else {}
+            ),  # members that come later would be behind
             **{key: value for key, value in flatten(self.cfg).items() if key not in ("output_dir", "offline_dir")},
         }
         return dict(json.loads(json.dumps(found)))

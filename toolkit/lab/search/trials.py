@@ -94,8 +94,7 @@ def resources(slot: int, parallel: int, processes: int, environ: Mapping[str, st
     """Returns the environment variables that give the trial of a slot its part of the machine."""
     if parallel == 1:
         return {}
-    gpus = _gpus(environ)
-    if gpus:
+    if gpus := _gpus(environ):
         return {VISIBLE: ",".join(gpus[slot * processes : (slot + 1) * processes])}
     if "OMP_NUM_THREADS" in environ:
         return {}

@@ -10,7 +10,7 @@ from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json, write_json
 from toolkit.lab.search import trials
-from toolkit.lab.search.space import overrides_of
+from toolkit.lab.search.space import POPULATION, overrides_of
 from toolkit.lab.search.study import OWNER, Book, Search, result_of
 from toolkit.lab.search.trials import baseline_of, best_of
 from toolkit.metrics.intervals import percentiles
@@ -42,21 +42,20 @@ def score(search: Search, book: Book) -> dict[str, Any] | None:
     if not _is_here(search, book, best):
         say(f"trial {best.number}, the best one, was trained in another folder: the same command there scores it")
         return None
-    baseline = baseline_of(book, found) if search.method != "pbt" else None
+    baseline = baseline_of(book, found) if search.method not in POPULATION else None
     if baseline is not None and not _is_here(search, book, baseline):
         baseline = None
     scores = _scores_of(search, best, keep_model=True)
     other = None
     if baseline is not None and baseline.number != best.number:
         other = _scores_of(search, baseline, keep_model=False)
-    looks = sorted(int(file.parent.name) for file in search.folder.glob(f"trials/*/{SCORE}"))
     return {
         "trial": best.number,
         "overrides": overrides_of(settings_of(best)),
         "run": str(search.folder_of(best.number) / "run"),
         "sets": {name: _described(name, scores, other) for name in scores},
         "baseline": None if baseline is None else baseline.number,
-        "scored": looks,
+        "scored": sorted(int(file.parent.name) for file in search.folder.glob(f"trials/*/{SCORE}")),
     }
 
 

@@ -149,9 +149,8 @@ def fit(head: Head, rows: Rows, promise: Promise, strict: bool = True) -> dict[s
         loss = lambda log: _proper(*head.items(head.tempered(scores, math.exp(log)), targets))["log loss"]  # noqa: E731
         found["temperature"] = math.exp(minimize_scalar(loss, bounds=(-3, 3), method="bounded").x)
         scores = head.tempered(scores, found["temperature"])
-        judged = {
-            name: (each[each >= 0], right[each >= 0]) for name, (each, right) in head.judged(scores, targets).items()
-        }
+        every = head.judged(scores, targets).items()
+        judged = {name: (sure[sure >= 0], right[sure >= 0]) for name, (sure, right) in every}
         limits = {name: RULES[promise.rule](*each, promise) for name, each in judged.items()} if promise.rule else {}
         needed = [limits[""]] if "" in limits else [*limits.values()]
         if strict and needed and all(limit is None for limit, _ in needed):
@@ -237,9 +236,8 @@ def _decided(head: Head, decision: Mapping[str, Any], parts: Any, promise: Promi
         rows.append([name or "sets", limit, interval(inside.sum(), len(inside)), size])
     if rows:
         header = ["of", "half width, or 1 - least score", "with the truth (95 % interval)", "classes per set"]
-        yield Section(
-            f"Sets or intervals with the truth, {promise.sets or LEVEL:.3g} of the time", [Table(header, rows)]
-        )
+        title = f"Sets or intervals with the truth, {promise.sets or LEVEL:.3g} of the time"
+        yield Section(title, [Table(header, rows)])
 
 
 def least_of(decision: Mapping[str, Any], name: str) -> float:

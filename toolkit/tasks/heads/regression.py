@@ -156,9 +156,7 @@ def _scales(numbers: np.ndarray, names: Sequence[str]) -> dict[str, list[float]]
     means, deviations = np.nanmean(numbers, axis=0), np.nanstd(numbers, axis=0)
     # Of equal values, only rounding is left.
     deviations = np.where(deviations > 1e-12 * np.maximum(1e-300, np.abs(means)), deviations, 1.0)
-    return {
-        name: [float(mean), float(deviation)] for name, mean, deviation in zip(names, means, deviations, strict=True)
-    }
+    return dict(zip(names, np.stack([means, deviations], axis=1).tolist(), strict=True))
 
 
 def _shown(value: Any) -> str:
