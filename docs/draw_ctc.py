@@ -19,8 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from drawing import parser as parser_of
+from drawing import write
 
-from toolkit.document.svg import WIDTH, Drawing, sheet, text
+from toolkit.document.svg import WIDTH, Drawing, text
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = (20, 80, 300)
@@ -129,15 +131,12 @@ def main(target: Path, steps: Sequence[int] = STEPS) -> None:
         with (folder / "joined/validation.csv").open(encoding="utf-8") as file:
             row = next(row for row in csv.DictReader(file) if row["text"].count(" ") == 2)
         found = probabilities(run, folder / "joined" / row["audio"], steps)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(sheet([drawn(row["text"], *found)]), encoding="utf-8")
+    write(target, [drawn(row["text"], *found)])
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--output", type=Path, required=True, help="the picture to write")
-    return made
+    return parser_of(__doc__)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from drawing import parser as parser_of
+from drawing import write
+
 from toolkit.document.charts import line_chart
-from toolkit.document.svg import sheet
+from toolkit.document.svg import Drawing
 
 SUBJECTS, THINGS, TRAIN, HELD_OUT = 12, 60, 6000, 500
 WINDOWS, MICRO_BATCH = (8, 32, 128), 8
@@ -68,7 +71,7 @@ def recall(folder: Path, window: int, steps: int) -> dict[int, float]:
     return {line["step"]: line["eval_recall_at_1"] for line in lines if "eval_recall_at_1" in line}
 
 
-def drawn(found: Mapping[int, Mapping[int, float]]) -> str:
+def drawn(found: Mapping[int, Mapping[int, float]]) -> Drawing:
     """Returns a picture of recall@1, by window and step."""
     most = max(found) * STEPS
     lines = {
@@ -77,22 +80,19 @@ def drawn(found: Mapping[int, Mapping[int, float]]) -> str:
     }
     words = {"x_label": f"rows of a window, of which {MICRO_BATCH} are in memory at once", "y_label": "recall@1"}
     title = "Recall of unseen queries by the size of the window"
-    return sheet([line_chart(lines, title=title, **words, log_x=True, zero=True, whole=False, point="rows")])
+    return line_chart(lines, title=title, **words, log_x=True, zero=True, whole=False, point="rows")
 
 
 def main(target: Path) -> None:
     """Trains with each window, and draws."""
     with tempfile.TemporaryDirectory() as name:
         found = {window: recall(Path(name), window, STEPS * max(WINDOWS) // window) for window in WINDOWS}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(drawn(found), encoding="utf-8")
+    write(target, [drawn(found)])
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--output", type=Path, required=True, help="the picture to write")
-    return made
+    return parser_of(__doc__)
 
 
 if __name__ == "__main__":
