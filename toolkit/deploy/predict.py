@@ -384,7 +384,7 @@ class Parts:
         if self.folder.exists():
             known: Any = None
             if not self.folder.is_dir() or (not file.exists() and any(self.folder.iterdir())):
-                raise InputError(f"{self.folder} is not a folder of this command; rename it, or choose another --output")
+                raise InputError(f"{self.folder} is not a folder of this command; rename it, or use another --output")
             with suppress(OSError, ValueError):
                 known = read_json(file)
             if known == identity:
