@@ -253,8 +253,8 @@ def _splits(processes: int, offloaded: bool, has_experts: bool) -> Iterator[dict
     if not offloaded:
         yield from ({"parallel.zero_stage": stage} for stage in "12")
         for expert, fsdp in product(divisors[1:] if has_experts else (), divisors):
-            sizes = {"expert": expert, "fsdp": fsdp, "replicas": processes // fsdp}
-            yield {f"parallel.{name}": str(size) for name, size in sizes.items() if size > 1}
+            of_data = {"expert": expert, "fsdp": fsdp, "replicas": processes // fsdp}
+            yield {f"parallel.{name}": str(size) for name, size in of_data.items() if size > 1}
     for sizes in product(divisors, repeat=4):
         named = dict(zip(SIZES[1:], sizes, strict=True))
         if processes % prod(sizes) or min(named["context"], named["pipeline"]) > 1:
