@@ -40,8 +40,8 @@ from toolkit.main import main
 from toolkit.metrics.retrieval import RETRIEVAL, grouped_ranks, retrieval_quality, retrieval_scores
 from toolkit.metrics.score import Score
 from toolkit.modalities.mixing import mixed, mixes
-from toolkit.modalities.options import AudioOptions, ImageOptions
-from toolkit.modalities.text import POOLINGS, encode, pooled
+from toolkit.modalities.options import AudioOptions, ImageOptions, TextAugmentOptions
+from toolkit.modalities.text import POOLINGS, TEXTS, augments, encode, pooled
 from toolkit.tasks.labels import map_problems
 from toolkit.tasks.records import LazyRecords, as_number
 
@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 PAIR = "text_pair"
 """The column of second texts, by the tokenizers' name."""
 MODALITY_SETTINGS = {
-    "max_length": ("text",), "long_texts": ("text",), "truncation": ("text",), "image": ("image",), "audio": ("audio",),
+    "max_length": ("text",), "long_texts": ("text",), "truncation": ("text",), "augment": ("text",),
+    "image": ("image",), "audio": ("audio",),
 }  # fmt: skip
 """Settings that only one modality uses."""
 WINDOW_SETTINGS = {"doc_stride": ("windows",), "pooling": ("windows",)}
@@ -128,6 +129,8 @@ class ReviewsOptions:
     """Part of each label's probability that is distributed evenly over all classes."""
     focal_gamma: Annotated[float, Field(ge=0)] = 0.0
     """Exponent of the focal loss, which reduces the weight of confident predictions; 0 is cross entropy."""
+    augment: TextAugmentOptions = field(default_factory=TextAugmentOptions)
+    """Options for augmenting texts."""
     image: ImageOptions = field(default_factory=ImageOptions)
     """Options for reading and augmenting images."""
     audio: AudioOptions = field(default_factory=AudioOptions)
@@ -162,6 +165,12 @@ class ReviewsOptions:
                 f"task.class_weights: received {name!r}, which is not in task.labels{did_you_mean(name, self.labels)}"
                 for name in self.class_weights if name not in self.labels
             ]  # fmt: skip
+        if self.long_texts == "windows" and augments(self.augment):
+            found.append(
+                "task.augment: an augmented text may have other windows than its row was planned with; set "
+                "task.long_texts to truncate, or remove task.augment"
+            )
+        found += [*self.augment.problems(), *self.image.problems(), *self.audio.problems()]
         found += map_problems(self.labels, self.label_map)
         found += unused_options(self, "long_texts", WINDOW_SETTINGS)
         found += unused_options(self, "modality", MODALITY_SETTINGS)
@@ -265,6 +274,10 @@ class Reviews(Task):
         return self.state.get(PAIR, PAIR in self.cfg.data.columns or None)
 
     @property
+    def _texts(self) -> list[str]:
+        return ["text", PAIR] if self.pairs else ["text"]
+
+    @property
     def weighted(self) -> bool:
         """Whether rows have weights."""
         return "weight" in self.cfg.data.columns
@@ -345,6 +358,8 @@ class Reviews(Task):
     ) -> dict[str, list[Any]]:
         targets = [self.head.target(label if labelled else None) for label in rows["label"]]
         own: dict[str, list[Any]] = {"label": targets} | ({"weight": [*rows["weight"]]} if "weight" in rows else {})
+        if labelled and self.modality == "text" and augments(self.options.augment):
+            own[TEXTS] = [list(texts) for texts in zip(*(rows[name] for name in self._texts), strict=True)]
         if self.pairs:
             return encode(processor, self.options, rows["text"], rows[PAIR]) | own
         return self.inputs.preprocess(rows[self.modality], processor, self.options) | own
@@ -468,8 +483,7 @@ class Reviews(Task):
     ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
         from toolkit.tasks.baselines import of_head, similar_words
 
-        columns = ["text", PAIR] if self.pairs else ["text"]
-        yield from of_head(self.head, columns if self.modality == "text" else [], train, sets)
+        yield from of_head(self.head, self._texts if self.modality == "text" else [], train, sets)
         if self.options.ranking:
             yield from similar_words([*train["text"], *train[PAIR]], sets, self._ranked, ranked=True)
 

@@ -75,11 +75,12 @@ ERASED_VALUE = (0.02, 0.33)
 
 def changes_pixels(options: ImageOptions) -> bool:
     """Whether `vary` has an effect; it is applied to images as they are in their files, before resizing."""
-    return options.random_crop < 1 or options.horizontal_flip > 0 or options.color_jitter > 0
+    settings = options.horizontal_flip, options.color_jitter, options.rand_augment
+    return options.random_crop < 1 or any(settings)
 
 
 def vary(image: Image, options: ImageOptions, generator: np.random.Generator) -> Image:
-    """Randomly crops, flips and colour-jitters an image."""
+    """Randomly crops, flips and colour-jitters an image, and applies operations of RandAugment."""
     from PIL import Image, ImageEnhance
 
     # All numbers are always drawn, so that one setting does not change the effect of another.
@@ -97,7 +98,52 @@ def vary(image: Image, options: ImageOptions, generator: np.random.Generator) ->
         enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
         for enhancer, factor in zip(enhancers, factors, strict=True):
             image = enhancer(image).enhance(1 + options.color_jitter * (2 * factor - 1))
+    # Drawn last, so that their number does not move other draws.
+    for kind, sign in generator.random((options.rand_augment, 2)):
+        strength = options.rand_augment_magnitude / MAGNITUDES * (-1 if sign < 0.5 else 1)
+        image = changed(image, OPERATIONS[int(kind * len(OPERATIONS))], strength)
     return image
+
+
+OPERATIONS = (
+    "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
+    "sharpness", "posterize", "solarize", "autocontrast", "equalize",
+)  # fmt: skip
+"""Those of RandAugment."""
+MAGNITUDES = 30
+
+
+def changed(image: Image, operation: str, strength: float) -> Image:
+    """Returns an image after an operation of RandAugment, of torchvision's ranges; new pixels are black.
+
+    Args:
+        image: of mode L or RGB.
+        operation: a name in `OPERATIONS`.
+        strength: -1 to 1, the part of the largest magnitude, and the direction of operations that have two.
+    """
+    from PIL import Image, ImageEnhance, ImageOps
+
+    shear, shift = 0.3 * strength, 150 / 331 * strength
+    moves = {
+        "shear_x": (1, shear, 0, 0, 1, 0),
+        "shear_y": (1, 0, 0, shear, 1, 0),
+        "translate_x": (1, 0, -int(shift * image.width), 0, 1, 0),
+        "translate_y": (1, 0, 0, 0, 1, -int(shift * image.height)),
+    }
+    if operation in moves:
+        return image.transform(image.size, Image.Transform.AFFINE, moves[operation])
+    match operation:
+        case "identity":
+            return image
+        case "rotate":
+            return image.rotate(30 * strength)
+        case "posterize":
+            return ImageOps.posterize(image, 8 - round(4 * abs(strength)))
+        case "solarize":
+            return ImageOps.solarize(image, math.ceil(255 - 255 * abs(strength)))
+        case "autocontrast" | "equalize":
+            return getattr(ImageOps, operation)(image)
+    return getattr(ImageEnhance, operation.title())(image).enhance(1 + 0.9 * strength)
 
 
 def erase(image: torch.Tensor, generator: np.random.Generator, probability: float, value: float) -> None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from toolkit.config.sections import STRICT, Positive
 
 Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+def without_effect(section: str, options: Any, needs: Mapping[str, str]) -> list[str]:
+    """Returns a full message for each changed option whose other option, in `needs`, is off."""
+    default = type(options)()
+    return [
+        f"task.{section}.{name}: has no effect without task.{section}.{needed}; set that, or remove it"
+        for name, needed in needs.items()
+        if getattr(options, name) != getattr(default, name) and not getattr(options, needed)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +46,11 @@ class ImageOptions:
     """Brightness, contrast and saturation are each changed by a factor of up to 1 ± this."""
     random_erasing: Probability = 0.0
     """Probability of erasing a rectangle of 2 to 33 % of the image (Zhong et al. 2017, arXiv 1708.04896)."""
+    rand_augment: Annotated[int, Field(ge=0)] = 0
+    """Number of operations that change each training image, often 2, each drawn from 14: shears, shifts, rotation,
+    colours, contrast and others (RandAugment, Cubuk et al. 2019, arXiv 1909.13719); 0 changes none."""
+    rand_augment_magnitude: Annotated[int, Field(ge=0, le=30)] = 9
+    """Strength of these operations, with the ranges of torchvision's `RandAugment` and its 31 values."""
     mixup_alpha: Annotated[float, Field(ge=0)] = 0.0
     """Mix each training image and its loss with those of another one (MixUp, Zhang et al. 2018, arXiv 1710.09412), with
     a share drawn from the distribution Beta(alpha, alpha), often with 0.2; 0 does not mix. The other image is drawn
@@ -43,6 +59,10 @@ class ImageOptions:
     """Replace a rectangle of each training image by that of another one, and mix their losses by area (CutMix, Yun et
     al. 2019, arXiv 1905.04899), often with 1.0; 0 does not. With `mixup_alpha` too, each row is mixed in one of the two
     ways, by chance."""
+
+    def problems(self) -> list[str]:
+        """Returns which options have no effect, as full messages."""
+        return without_effect("image", self, {"rand_augment_magnitude": "rand_augment"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +84,10 @@ class AudioOptions:
     speed: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Speed augmentation: in training, each clip is played up to this fraction faster or slower, which also changes its
     pitch (Ko et al. 2015); seeded per epoch and row."""
+    noise: Probability = 0.0
+    """Probability of adding white noise to a training clip; seeded per epoch and row."""
+    noise_snr: Annotated[float, Field(ge=-20, lt=40)] = 10.0
+    """Lowest ratio of the clip's power to that of the noise, in dB; it is drawn evenly from this to 40."""
     time_masks: Annotated[int, Field(ge=0)] = 0
     """Number of stretches of time that are masked in training (SpecAugment, Park et al. 2019, arXiv 1904.08779): with
     the mean of the spectrogram, or with silence for models of waveforms; seeded per epoch and row."""
@@ -75,3 +99,33 @@ class AudioOptions:
     """Largest width of each, as a fraction of the mel bins."""
     num_mel_bins: Positive = 64
     """Height of the log-mel spectrogram for vision models (ConvNeXt, ResNet); other models define it themselves."""
+
+    def problems(self) -> list[str]:
+        """Returns which options have no effect, as full messages."""
+        masks = {f"{kind}_mask_width": f"{kind}_masks" for kind in ("time", "frequency")}
+        return without_effect("audio", self, {"noise_snr": "noise", **masks})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextAugmentOptions:
+    """Options for augmenting texts in training (not in evaluation), as EDA (Wei and Zou 2019, arXiv 1901.11196).
+
+    Words are what blanks separate. Augmentation is seeded per epoch and row; both texts of a pair are augmented, and
+    cut to the number of tokens that the row has without.
+    """
+
+    __pydantic_config__ = STRICT
+
+    random_deletion: Probability = 0.0
+    """Probability of each word to be left out; one word stays."""
+    random_swap: Probability = 0.0
+    """Share of words, on average, that change places with another word of the text."""
+    synonym_replacement: Probability = 0.0
+    """Probability of each word in the list of synonyms to be replaced by one of its synonyms."""
+    synonyms_file: str | None = None
+    """Text file (UTF-8) of synonyms: each line is a group, separated by commas or tabs."""
+
+    def problems(self) -> list[str]:
+        """Returns which options have no effect, as full messages."""
+        needs = {"synonym_replacement": "synonyms_file", "synonyms_file": "synonym_replacement"}
+        return without_effect("augment", self, needs)

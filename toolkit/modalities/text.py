@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import BadRow, ModelOutput, Omission
 from toolkit.api.task import limits_of
-from toolkit.base.errors import DataError, InputError, pretrained_error
+from toolkit.base.errors import DataError, InputError, pretrained_error, problems_of
+from toolkit.base.files import sha256
 from toolkit.config.sections import ModelConfig
+from toolkit.modalities.options import TextAugmentOptions
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import nn
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
@@ -282,7 +288,9 @@ def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options
     return encode(tokenizer, options, texts)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[str]) -> dict[str, list[Any]]:
+def encode(
+    tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[str], limit: int | None = None
+) -> dict[str, list[Any]]:
     """Tokenises texts, or pairs of texts, to at most as many tokens as the task's limit of `input`.
 
     Longer ones are truncated, pairs as `options.truncation` says; if `options.long_texts` is "windows", the model's
@@ -292,6 +300,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[st
         tokenizer: a fast tokenizer.
         options: the task's options, with the limit (see `limits_of`).
         *texts: the texts or, for pairs, all first texts and all second texts.
+        limit: the largest number of tokens; None takes the task's.
 
     Returns:
         The model's inputs, `length` (tokens, of all windows), and `truncated_input` or `tokens`, those of the text.
@@ -307,7 +316,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[st
             "model.name_or_path: the tokenizer puts nothing between the texts of a pair, as GPT-2's; join them by a "
             'template instead: data.columns.text: "{first}\\n{second}"'
         )
-    limit, windows = _longest_input(options), getattr(options, "long_texts", None) == "windows"
+    limit, windows = limit or _longest_input(options), getattr(options, "long_texts", None) == "windows"
     truncation = True if len(texts) == 1 else getattr(options, "truncation", True)
     call = partial(encode_with_overflow, tokenizer, stride=options.stride) if windows else tokenizer
     try:
@@ -351,8 +360,107 @@ def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
 def collate(
     features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, options: Any, random: RowRandom
 ) -> dict[str, torch.Tensor]:
-    """Pads token columns like `pad`; text is not augmented."""
+    """Pads token columns like `pad`; training rows with their `TEXTS` are augmented."""
+    if random.training:
+        features = [_augmented_row(row, tokenizer, options, random) if TEXTS in row else row for row in features]
     return pad(features, tokenizer)
+
+
+TEXTS = "texts"
+"""Column of feature rows with what is augmented: a text, or a pair."""
+
+
+def augments(options: TextAugmentOptions) -> bool:
+    """Whether training texts are changed at random."""
+    return any((options.random_deletion, options.random_swap, options.synonym_replacement))
+
+
+def _augmented_row(
+    row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, options: Any, random: RowRandom
+) -> dict[str, Any]:
+    """Returns a feature row with tokens of its augmented texts, at most as many as it has.
+
+    It stays as it is if `options.truncation` does not allow to cut the text that became too long.
+    """
+    generator = random.generator(row["row_id"])
+    changed = [augmented(text, options.augment, generator) for text in row[TEXTS]]
+    if changed == row[TEXTS]:
+        return row
+    try:
+        columns = encode(tokenizer, options, *([text] for text in changed), limit=len(row["input_ids"]))
+    except DataError:
+        return row
+    return row | {name: columns[name][0] for name in MODEL_INPUTS if name in columns}
+
+
+def augmented(text: str, options: TextAugmentOptions, generator: np.random.Generator) -> str:
+    """Returns a text with some words replaced by synonyms, then swapped, then left out; one stays."""
+    found = re.findall(r"(\s*)(\S+)", text)
+    if not found:
+        return text
+    # All numbers are always drawn, so that one setting does not change the effect of another.
+    replace, which, swap, other, delete = generator.random((5, len(found)))
+    words, known = [word for _, word in found], synonyms(options.synonyms_file)
+    for place, word in enumerate(words):
+        if replace[place] < options.synonym_replacement:
+            words[place] = _replaced(word, known, which[place])
+    for place in range(len(words) if len(words) > 1 else 0):
+        if swap[place] < options.random_swap:
+            to = int(other[place] * (len(words) - 1))
+            to += to >= place
+            words[place], words[to] = words[to], words[place]
+    kept = [place for place in range(len(words)) if delete[place] >= options.random_deletion]
+    kept = kept or [int(delete.argmax())]
+    blanks = [found[0][0], *(found[place][0] for place in kept[1:])]
+    end = text[len(text.rstrip()) :]
+    return "".join(blank + words[place] for blank, place in zip(blanks, kept, strict=True)) + end
+
+
+def _replaced(word: str, known: Mapping[str, Sequence[str]], which: float) -> str:
+    """Returns a synonym of a word, or of the word without the punctuation around it, or the word itself."""
+    for before, core, after in (("", word, ""), *re.findall(r"^(\W*)(.*?)(\W*)$", word)):
+        if choices := known.get(core.lower()):
+            new = choices[int(which * len(choices))]
+            return before + (new[0].upper() + new[1:] if core[0].isupper() else new) + after
+    return word
+
+
+@cache
+def synonyms(file: str | None) -> dict[str, list[str]]:
+    """Returns the synonyms of each word of a list, by the word in small letters; none without a file.
+
+    Raises InputError if the file cannot be read, is empty, or a line has no two words.
+    """
+    if file is None:
+        return {}
+    expected = "expected a text file (UTF-8) with a group of synonyms on each line, separated by commas or tabs"
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"task.augment.synonyms_file: {file} cannot be read: {error}; {expected}") from error
+    known: dict[str, list[str]] = {}
+    for number, line in enumerate(lines, 1):
+        group = [word.strip() for word in re.split(r"[,\t]", line) if word.strip()]
+        if line.strip() and len({word.lower() for word in group}) < 2:
+            raise InputError(f"task.augment.synonyms_file: line {number} of {file} is {line!r}; {expected}")
+        for word in group:
+            own = known.setdefault(word.lower(), [])
+            own += [each for each in group if each.lower() != word.lower() and each not in own]
+    if not known:
+        raise InputError(f"task.augment.synonyms_file: {file} is empty; {expected}")
+    return known
+
+
+def synonym_problems(options: Any) -> list[str]:
+    """Returns why the list of synonyms of a task's options cannot be used."""
+    file = getattr(getattr(options, "augment", None), "synonyms_file", None)
+    return problems_of(lambda: synonyms(file))
+
+
+def synonym_print(options: Any) -> dict[str, str]:
+    """Returns the fingerprint of the list of synonyms, if the task's options name one."""
+    file = getattr(getattr(options, "augment", None), "synonyms_file", None)
+    return {} if file is None else {"data.fingerprint.synonyms": sha256(json.dumps(synonyms(file)))}
 
 
 def compact(

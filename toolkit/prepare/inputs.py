@@ -32,6 +32,7 @@ from toolkit.data.row_cache import adopt
 from toolkit.data.table import Table
 from toolkit.data.tokenise import omissions, prepare, tokenise
 from toolkit.distributed.collectives import objects_of_all, require_same
+from toolkit.modalities.text import synonym_print
 from toolkit.models.load import load_model_config, lost_override_problems
 from toolkit.models.origin import FILES, origin
 from toolkit.prepare.auto import Circumstances, resolve
@@ -176,5 +177,6 @@ def identity_of(cfg: Config, rows: CheckedRows, mesh: Mesh) -> dict[str, Any]:
         **layout(mesh),
         "data.num_train_rows": len(rows.splits["train"]),  # a validation file added later would change it
         **{f"data.fingerprint.{split}": value for split, value in rows.fingerprints.items()},
+        **synonym_print(cfg.task),
         **{f"{VERSIONS}{package}": number for package, number in versions().items()},  # may change, with a warning
     }
