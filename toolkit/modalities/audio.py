@@ -170,8 +170,6 @@ def _mask(clip: np.ndarray, axis: int, count: int, width: float, fill: float, ge
 AUTO_PROCESSOR = "AutoFeatureExtractor"
 LIBRARIES: tuple[str, ...] = ("soundfile", "soxr", *(["av"] if find_spec("av") else []))
 BLOCK_FRAMES = 2**18
-NOISE_STREAM = 2
-"""Number of the row's stream of random numbers for noise; `masked` takes those before it."""
 LITTLE_NOISE = 40.0
 """Highest ratio of a clip's power to that of added noise, in dB."""
 BROKEN_OFF_SECONDS = 0.1
@@ -323,7 +321,7 @@ def read(
         ) from error
     clip = soxr.resample(samples.mean(axis=1), source_rate, rate).astype(np.float32)
     if generator is not None and options.noise:
-        clip = noisy(clip, options, generator.spawn(NOISE_STREAM + 1)[NOISE_STREAM])
+        clip = noisy(clip, options, generator.spawn(3)[2])  # `masked` has the streams before
     length = max(len(clip), math.ceil(options.min_seconds * rate)) if length is None else length
     if len(clip) == length:
         return clip

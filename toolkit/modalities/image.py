@@ -75,8 +75,7 @@ ERASED_VALUE = (0.02, 0.33)
 
 def changes_pixels(options: ImageOptions) -> bool:
     """Whether `vary` has an effect; it is applied to images as they are in their files, before resizing."""
-    settings = options.horizontal_flip, options.color_jitter, options.rand_augment
-    return options.random_crop < 1 or any(settings)
+    return options.random_crop < 1 or any((options.horizontal_flip, options.color_jitter, options.rand_augment))
 
 
 def vary(image: Image, options: ImageOptions, generator: np.random.Generator) -> Image:
@@ -114,36 +113,24 @@ MAGNITUDES = 30
 
 
 def changed(image: Image, operation: str, strength: float) -> Image:
-    """Returns an image after an operation of RandAugment, of torchvision's ranges; new pixels are black.
+    """Returns an image of mode L or RGB after one of `OPERATIONS`, as torchvision's; pixels from outside are black.
 
-    Args:
-        image: of mode L or RGB.
-        operation: a name in `OPERATIONS`.
-        strength: -1 to 1, the part of the largest magnitude, and the direction of operations that have two.
+    `strength`, -1 to 1, is the part of the largest magnitude, and the direction of operations that have two.
     """
     from PIL import Image, ImageEnhance, ImageOps
 
-    shear, shift = 0.3 * strength, 150 / 331 * strength
-    moves = {
-        "shear_x": (1, shear, 0, 0, 1, 0),
-        "shear_y": (1, 0, 0, shear, 1, 0),
-        "translate_x": (1, 0, -int(shift * image.width), 0, 1, 0),
-        "translate_y": (1, 0, 0, 0, 1, -int(shift * image.height)),
-    }
+    shear, x, y = 0.3 * strength, *(int(150 / 331 * strength * side) for side in image.size)
+    moves = {"identity": (1, 0, 0, 0, 1, 0), "shear_x": (1, shear, 0, 0, 1, 0), "shear_y": (1, 0, 0, shear, 1, 0),
+             "translate_x": (1, 0, -x, 0, 1, 0), "translate_y": (1, 0, 0, 0, 1, -y)}  # fmt: skip
+    if operation == "rotate":
+        return image.rotate(30 * strength)
     if operation in moves:
         return image.transform(image.size, Image.Transform.AFFINE, moves[operation])
-    match operation:
-        case "identity":
-            return image
-        case "rotate":
-            return image.rotate(30 * strength)
-        case "posterize":
-            return ImageOps.posterize(image, 8 - round(4 * abs(strength)))
-        case "solarize":
-            return ImageOps.solarize(image, math.ceil(255 - 255 * abs(strength)))
-        case "autocontrast" | "equalize":
-            return getattr(ImageOps, operation)(image)
-    return getattr(ImageEnhance, operation.title())(image).enhance(1 + 0.9 * strength)
+    if operation in ("brightness", "color", "contrast", "sharpness"):
+        return getattr(ImageEnhance, operation.title())(image).enhance(1 + 0.9 * strength)
+    level = abs(strength)
+    given = {"posterize": [8 - round(4 * level)], "solarize": [math.ceil(255 - 255 * level)]}.get(operation, [])
+    return getattr(ImageOps, operation)(image, *given)
 
 
 def erase(image: torch.Tensor, generator: np.random.Generator, probability: float, value: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -13,14 +12,23 @@ from toolkit.config.sections import STRICT, Positive
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-def without_effect(section: str, options: Any, needs: Mapping[str, str]) -> list[str]:
-    """Returns a full message for each changed option whose other option, in `needs`, is off."""
-    default = type(options)()
-    return [
-        f"task.{section}.{name}: has no effect without task.{section}.{needed}; set that, or remove it"
-        for name, needed in needs.items()
-        if getattr(options, name) != getattr(default, name) and not getattr(options, needed)
-    ]
+NEEDED = {
+    "image.rand_augment_magnitude": "rand_augment", "audio.noise_snr": "noise", "audio.time_mask_width": "time_masks",
+    "audio.frequency_mask_width": "frequency_masks", "augment.synonym_replacement": "synonyms_file",
+    "augment.synonyms_file": "synonym_replacement",
+}  # fmt: skip
+"""Options of groups that have an effect only with another one of the group."""
+
+
+def idle_options(options: Any) -> list[str]:
+    """Returns a full message for each changed option of a task's groups without the one that it needs."""
+    found = []
+    for section, name, needed in ((*key.split("."), other) for key, other in NEEDED.items()):
+        group = getattr(options, section, None)
+        if group and getattr(group, name) != getattr(type(group)(), name) and not getattr(group, needed):
+            why = f"has no effect without task.{section}.{needed}; set that, or remove it"
+            found.append(f"task.{section}.{name}: {why}")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +68,6 @@ class ImageOptions:
     al. 2019, arXiv 1905.04899), often with 1.0; 0 does not. With `mixup_alpha` too, each row is mixed in one of the two
     ways, by chance."""
 
-    def problems(self) -> list[str]:
-        """Returns which options have no effect, as full messages."""
-        return without_effect("image", self, {"rand_augment_magnitude": "rand_augment"})
-
 
 @dataclass(frozen=True, kw_only=True)
 class AudioOptions:
@@ -99,33 +103,3 @@ class AudioOptions:
     """Largest width of each, as a fraction of the mel bins."""
     num_mel_bins: Positive = 64
     """Height of the log-mel spectrogram for vision models (ConvNeXt, ResNet); other models define it themselves."""
-
-    def problems(self) -> list[str]:
-        """Returns which options have no effect, as full messages."""
-        masks = {f"{kind}_mask_width": f"{kind}_masks" for kind in ("time", "frequency")}
-        return without_effect("audio", self, {"noise_snr": "noise", **masks})
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextAugmentOptions:
-    """Options for augmenting texts in training (not in evaluation), as EDA (Wei and Zou 2019, arXiv 1901.11196).
-
-    Words are what blanks separate. Augmentation is seeded per epoch and row; both texts of a pair are augmented, and
-    cut to the number of tokens that the row has without.
-    """
-
-    __pydantic_config__ = STRICT
-
-    random_deletion: Probability = 0.0
-    """Probability of each word to be left out; one word stays."""
-    random_swap: Probability = 0.0
-    """Share of words, on average, that change places with another word of the text."""
-    synonym_replacement: Probability = 0.0
-    """Probability of each word in the list of synonyms to be replaced by one of its synonyms."""
-    synonyms_file: str | None = None
-    """Text file (UTF-8) of synonyms: each line is a group, separated by commas or tabs."""
-
-    def problems(self) -> list[str]:
-        """Returns which options have no effect, as full messages."""
-        needs = {"synonym_replacement": "synonyms_file", "synonyms_file": "synonym_replacement"}
-        return without_effect("augment", self, needs)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import BadRow, ModelOutput, Omission
 from toolkit.api.task import limits_of
-from toolkit.base.errors import DataError, InputError, pretrained_error, problems_of
-from toolkit.base.files import sha256
+from toolkit.base.errors import DataError, InputError, pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.modalities.options import TextAugmentOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -288,9 +285,7 @@ def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options
     return encode(tokenizer, options, texts)
 
 
-def encode(
-    tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[str], limit: int | None = None
-) -> dict[str, list[Any]]:
+def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[str]) -> dict[str, list[Any]]:
     """Tokenises texts, or pairs of texts, to at most as many tokens as the task's limit of `input`.
 
     Longer ones are truncated, pairs as `options.truncation` says; if `options.long_texts` is "windows", the model's
@@ -300,7 +295,6 @@ def encode(
         tokenizer: a fast tokenizer.
         options: the task's options, with the limit (see `limits_of`).
         *texts: the texts or, for pairs, all first texts and all second texts.
-        limit: the largest number of tokens; None takes the task's.
 
     Returns:
         The model's inputs, `length` (tokens, of all windows), and `truncated_input` or `tokens`, those of the text.
@@ -316,7 +310,7 @@ def encode(
             "model.name_or_path: the tokenizer puts nothing between the texts of a pair, as GPT-2's; join them by a "
             'template instead: data.columns.text: "{first}\\n{second}"'
         )
-    limit, windows = limit or _longest_input(options), getattr(options, "long_texts", None) == "windows"
+    limit, windows = _longest_input(options), getattr(options, "long_texts", None) == "windows"
     truncation = True if len(texts) == 1 else getattr(options, "truncation", True)
     call = partial(encode_with_overflow, tokenizer, stride=options.stride) if windows else tokenizer
     try:
@@ -370,11 +364,6 @@ TEXTS = "texts"
 """Column of feature rows with what is augmented: a text, or a pair."""
 
 
-def augments(options: TextAugmentOptions) -> bool:
-    """Whether training texts are changed at random."""
-    return any((options.random_deletion, options.random_swap, options.synonym_replacement))
-
-
 def _augmented_row(
     row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, options: Any, random: RowRandom
 ) -> dict[str, Any]:
@@ -382,27 +371,27 @@ def _augmented_row(
 
     It stays as it is if `options.truncation` does not allow to cut the text that became too long.
     """
-    generator = random.generator(row["row_id"])
+    generator, own = random.generator(row["row_id"]), {limits_of(options)["input"]: len(row["input_ids"])}
     changed = [augmented(text, options.augment, generator) for text in row[TEXTS]]
     if changed == row[TEXTS]:
         return row
     try:
-        columns = encode(tokenizer, options, *([text] for text in changed), limit=len(row["input_ids"]))
+        columns = encode(tokenizer, replace(options, **own), *([text] for text in changed))
     except DataError:
         return row
     return row | {name: columns[name][0] for name in MODEL_INPUTS if name in columns}
 
 
-def augmented(text: str, options: TextAugmentOptions, generator: np.random.Generator) -> str:
-    """Returns a text with some words replaced by synonyms, then swapped, then left out; one stays."""
+def augmented(text: str, options: Any, generator: np.random.Generator) -> str:
+    """Returns a text with some words replaced by synonyms, then swapped, then left out, by `task.augment`; one stays."""
     found = re.findall(r"(\s*)(\S+)", text)
     if not found:
         return text
     # All numbers are always drawn, so that one setting does not change the effect of another.
-    replace, which, swap, other, delete = generator.random((5, len(found)))
+    change, which, swap, other, delete = generator.random((5, len(found)))
     words, known = [word for _, word in found], synonyms(options.synonyms_file)
     for place, word in enumerate(words):
-        if replace[place] < options.synonym_replacement:
+        if change[place] < options.synonym_replacement:
             words[place] = _replaced(word, known, which[place])
     for place in range(len(words) if len(words) > 1 else 0):
         if swap[place] < options.random_swap:
@@ -429,38 +418,26 @@ def _replaced(word: str, known: Mapping[str, Sequence[str]], which: float) -> st
 def synonyms(file: str | None) -> dict[str, list[str]]:
     """Returns the synonyms of each word of a list, by the word in small letters; none without a file.
 
-    Raises InputError if the file cannot be read, is empty, or a line has no two words.
+    Raises InputError if the file cannot be read, or has no synonyms.
     """
-    if file is None:
-        return {}
-    expected = "expected a text file (UTF-8) with a group of synonyms on each line, separated by commas or tabs"
-    try:
-        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
-        raise InputError(f"task.augment.synonyms_file: {file} cannot be read: {error}; {expected}") from error
     known: dict[str, list[str]] = {}
-    for number, line in enumerate(lines, 1):
-        group = [word.strip() for word in re.split(r"[,\t]", line) if word.strip()]
-        if line.strip() and len({word.lower() for word in group}) < 2:
-            raise InputError(f"task.augment.synonyms_file: line {number} of {file} is {line!r}; {expected}")
-        for word in group:
-            own = known.setdefault(word.lower(), [])
-            own += [each for each in group if each.lower() != word.lower() and each not in own]
-    if not known:
-        raise InputError(f"task.augment.synonyms_file: {file} is empty; {expected}")
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines() if file else []
+        for group in ([word.strip() for word in re.split(r"[,\t]", line) if word.strip()] for line in lines):
+            for word in group:
+                own = known.setdefault(word.lower(), [])
+                own += [each for each in group if each.lower() != word.lower() and each not in own]
+        if file and not any(known.values()):
+            raise ValueError("no line has two words")
+    except (OSError, ValueError) as error:
+        expected = "expected a file in UTF-8 with synonyms on each line, separated by commas or tabs"
+        raise InputError(f"task.augment.synonyms_file: received {file!r}, {expected}: {error}") from error
     return known
 
 
-def synonym_problems(options: Any) -> list[str]:
-    """Returns why the list of synonyms of a task's options cannot be used."""
-    file = getattr(getattr(options, "augment", None), "synonyms_file", None)
-    return problems_of(lambda: synonyms(file))
-
-
-def synonym_print(options: Any) -> dict[str, str]:
-    """Returns the fingerprint of the list of synonyms, if the task's options name one."""
-    file = getattr(getattr(options, "augment", None), "synonyms_file", None)
-    return {} if file is None else {"data.fingerprint.synonyms": sha256(json.dumps(synonyms(file)))}
+def listed_synonyms(options: Any) -> dict[str, list[str]]:
+    """Returns the `synonyms` of a task's options; raises InputError as they do."""
+    return synonyms(getattr(getattr(options, "augment", None), "synonyms_file", None))
 
 
 def compact(
