@@ -383,7 +383,7 @@ def _augmented_row(
 
 
 def augmented(text: str, options: Any, generator: np.random.Generator) -> str:
-    """Returns a text with some words replaced by synonyms, then swapped, then left out, by `task.augment`; one stays."""
+    """Returns a text with some words replaced, then swapped, then left out, as `task.augment` says; one stays."""
     found = re.findall(r"(\s*)(\S+)", text)
     if not found:
         return text
