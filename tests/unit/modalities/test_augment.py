@@ -299,7 +299,7 @@ def test_predictions_need_neither_texts_nor_the_list(file):
     ("reviews/smoke_pair", ["task.augment.random_deletion=0.3", "train.unpadded=false"]),
     ("reviews/smoke_image", ["task.image.rand_augment=2"]),
     ("reviews/smoke_audio", ["task.audio.noise=0.7", "task.audio.time_masks=1"]),
-    ("speech_recognition", ["task.audio.noise=0.7"]),
+    ("speech_recognition/smoke_ctc", ["task.audio.noise=0.7"]),
 ])  # fmt: skip
 def test_augmented_rows_are_the_same_for_every_split_and_engine(config, settings, tmp_path):
     assert_splits_agree(config, tmp_path, *FEW, *settings)
@@ -321,12 +321,14 @@ def test_a_resumed_run_and_a_budget_of_tokens_train_on_the_same_rows(file, tmp_p
     train("reviews", tmp_path / "resumed", *settings, named, "train.max_steps=2")
     moved = tmp_path / "moved.txt"
     moved.write_bytes(Path(file).read_bytes())
-    train("reviews", tmp_path / "resumed", *settings, f"task.augment.synonyms_file={moved}", "train.max_steps=4")
+    train("reviews", tmp_path / "resumed", *settings, f"task.augment.synonyms_file={moved}", "train.max_steps=4",
+          "checkpoint.resume=auto")  # fmt: skip
     assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
     other = tmp_path / "other.txt"
     other.write_text("bad,poor\n")
     with pytest.raises(CheckpointError, match=r"data\.fingerprint\.synonyms"):
-        train("reviews", tmp_path / "resumed", *settings, f"task.augment.synonyms_file={other}", "train.max_steps=5")
+        train("reviews", tmp_path / "resumed", *settings, f"task.augment.synonyms_file={other}", "train.max_steps=5",
+              "checkpoint.resume=auto")  # fmt: skip
     train("reviews", tmp_path / "budget", *settings, named, "train.max_steps=4", "train.max_tokens_per_batch=96",
           double=True)  # fmt: skip
     train("reviews", tmp_path / "double", *settings, named, "train.max_steps=4", double=True)
