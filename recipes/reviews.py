@@ -40,8 +40,8 @@ from toolkit.main import main
 from toolkit.metrics.retrieval import RETRIEVAL, grouped_ranks, retrieval_quality, retrieval_scores
 from toolkit.metrics.score import Score
 from toolkit.modalities.mixing import mixed, mixes
-from toolkit.modalities.options import AudioOptions, ImageOptions
-from toolkit.modalities.text import POOLINGS, encode, pooled
+from toolkit.modalities.options import AudioOptions, ImageOptions, Probability, idle_options
+from toolkit.modalities.text import POOLINGS, TEXTS, encode, pooled
 from toolkit.tasks.labels import map_problems
 from toolkit.tasks.records import LazyRecords, as_number
 
@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 PAIR = "text_pair"
 """The column of second texts, by the tokenizers' name."""
 MODALITY_SETTINGS = {
-    "max_length": ("text",), "long_texts": ("text",), "truncation": ("text",), "image": ("image",), "audio": ("audio",),
+    "max_length": ("text",), "long_texts": ("text",), "truncation": ("text",), "augment": ("text",),
+    "image": ("image",), "audio": ("audio",),
 }  # fmt: skip
 """Settings that only one modality uses."""
 WINDOW_SETTINGS = {"doc_stride": ("windows",), "pooling": ("windows",)}
@@ -75,6 +76,31 @@ PROBLEM_SETTINGS = {
     "ranking": ("single_label_classification",),
 }
 """Settings that only some problem types use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextAugmentOptions:
+    """Options for augmenting texts in training (not in evaluation), as EDA (Wei and Zou 2019, arXiv 1901.11196).
+
+    Words are what blanks separate. Augmentation is seeded per epoch and row; both texts of a pair are augmented, and
+    cut to the number of tokens that the row has without.
+    """
+
+    __pydantic_config__ = STRICT
+
+    random_deletion: Probability = 0.0
+    """Probability of each word to be left out; one word stays."""
+    random_swap: Probability = 0.0
+    """Share of words, on average, that change places with another word of the text."""
+    synonym_replacement: Probability = 0.0
+    """Probability of each word in the list of synonyms to be replaced by one of its synonyms."""
+    synonyms_file: str | None = None
+    """Text file (UTF-8) of synonyms: each line is a group, separated by commas or tabs."""
+
+    @property
+    def on(self) -> bool:
+        """Whether texts are changed at random."""
+        return any((self.random_deletion, self.random_swap, self.synonym_replacement))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +154,8 @@ class ReviewsOptions:
     """Part of each label's probability that is distributed evenly over all classes."""
     focal_gamma: Annotated[float, Field(ge=0)] = 0.0
     """Exponent of the focal loss, which reduces the weight of confident predictions; 0 is cross entropy."""
+    augment: TextAugmentOptions = field(default_factory=TextAugmentOptions)
+    """Options for augmenting texts."""
     image: ImageOptions = field(default_factory=ImageOptions)
     """Options for reading and augmenting images."""
     audio: AudioOptions = field(default_factory=AudioOptions)
@@ -162,6 +190,12 @@ class ReviewsOptions:
                 f"task.class_weights: received {name!r}, which is not in task.labels{did_you_mean(name, self.labels)}"
                 for name in self.class_weights if name not in self.labels
             ]  # fmt: skip
+        if self.long_texts == "windows" and self.augment.on:
+            found.append(
+                "task.augment: an augmented text may have other windows than its row was planned with; set "
+                "task.long_texts to truncate, or remove task.augment"
+            )
+        found += idle_options(self)
         found += map_problems(self.labels, self.label_map)
         found += unused_options(self, "long_texts", WINDOW_SETTINGS)
         found += unused_options(self, "modality", MODALITY_SETTINGS)
@@ -265,6 +299,10 @@ class Reviews(Task):
         return self.state.get(PAIR, PAIR in self.cfg.data.columns or None)
 
     @property
+    def _texts(self) -> list[str]:
+        return ["text", PAIR] if self.pairs else ["text"]
+
+    @property
     def weighted(self) -> bool:
         """Whether rows have weights."""
         return "weight" in self.cfg.data.columns
@@ -345,6 +383,8 @@ class Reviews(Task):
     ) -> dict[str, list[Any]]:
         targets = [self.head.target(label if labelled else None) for label in rows["label"]]
         own: dict[str, list[Any]] = {"label": targets} | ({"weight": [*rows["weight"]]} if "weight" in rows else {})
+        if labelled and self.modality == "text" and self.options.augment.on:
+            own[TEXTS] = [list(texts) for texts in zip(*(rows[name] for name in self._texts), strict=True)]
         if self.pairs:
             return encode(processor, self.options, rows["text"], rows[PAIR]) | own
         return self.inputs.preprocess(rows[self.modality], processor, self.options) | own
@@ -468,8 +508,7 @@ class Reviews(Task):
     ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
         from toolkit.tasks.baselines import of_head, similar_words
 
-        columns = ["text", PAIR] if self.pairs else ["text"]
-        yield from of_head(self.head, columns if self.modality == "text" else [], train, sets)
+        yield from of_head(self.head, self._texts if self.modality == "text" else [], train, sets)
         if self.options.ranking:
             yield from similar_words([*train["text"], *train[PAIR]], sets, self._ranked, ranked=True)
 

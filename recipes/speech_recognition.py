@@ -47,7 +47,7 @@ from toolkit.metrics.transcription import (
     transcription_scores,
 )
 from toolkit.modalities import seq2seq
-from toolkit.modalities.options import AudioOptions
+from toolkit.modalities.options import AudioOptions, idle_options
 from toolkit.tasks.records import checked_text, columns_of
 from toolkit.tasks.tokens import labelled_positions, token_losses
 
@@ -124,6 +124,7 @@ class SpeechRecognitionOptions:
         own = {"max_new_tokens": "max_target_length", "max_length": "max_target_length", "num_beams": "num_beams",
                "language": "language", "task": "task"}  # fmt: skip
         found = [f"task.generation.{name}: set task.{own[name]}" for name in self.generation if name in own]
+        found += idle_options(self)
         chunk, most, stride = self.chunk_length_s, self.audio.max_seconds, self.stride_length_s
         if chunk is not None and chunk > most:
             found.append(f"task.chunk_length_s: received {chunk:g}, must be at most task.audio.max_seconds={most:g}")

@@ -40,6 +40,7 @@ FREE = (
     "data.train_file",
     "data.validation_file",
     "data.test_file",
+    "task.augment.synonyms_file",
     "data.fingerprint.validation",
     "data.fingerprint.test",
     "data.preprocessing_num_workers",
@@ -72,6 +73,9 @@ OLDER: dict[str, Any] = {
     "task.ranking": False, "train.chunked_loss": False, "task.thinking": "keep",
     "model.peft.init_lora_weights": "default", "model.peft.trainable_token_indices": [],
     "mesh.context": 1, "mesh.expert": 1, "model.initializer": "default",
+    "task.image.rand_augment": 0, "task.image.rand_augment_magnitude": 9, "task.audio.noise": 0.0,
+    "task.audio.noise_snr": 10.0, "task.augment.random_deletion": 0.0, "task.augment.random_swap": 0.0,
+    "task.augment.synonym_replacement": 0.0, "task.augment.synonyms_file": None,
 }  # fmt: skip
 """What runs of versions without a setting did."""
 

@@ -17,6 +17,7 @@ from toolkit.config.keys import section_types
 from toolkit.config.messages import show
 from toolkit.config.problems import Check, Problem, Stage
 from toolkit.config.sections import Config
+from toolkit.modalities.text import listed_synonyms
 from toolkit.optim.schedules import schedule_problems, shape_problems
 
 
@@ -91,6 +92,7 @@ SETTINGS = (
     Check("files", "model.name_or_path", ("model.name_or_path", "model.revision", "offline_dir"),
           lambda case: paths.model_problems(case.cfg)),
     _of("files", "checkpoint.resume", paths.resume_problems),
+    Check("files", "", ("task",), lambda case: problems_of(lambda: listed_synonyms(case.cfg.task))),
     *(_of("files", key, paths.folder_problems) for key in ("output_dir", "data.stage_to")),
 )  # fmt: skip
 """Checks of settings by themselves and of the files that they name, in the order in which problems are listed."""

@@ -20,6 +20,7 @@ from toolkit.base.errors import InputError
 from toolkit.data.batching.batches import collate
 from toolkit.data.batching.budget import largest, lengths_of
 from toolkit.footprint.simulate import Subject, simulate
+from toolkit.modalities.text import TEXTS
 from toolkit.tasks.tokens import labelled_positions
 
 if TYPE_CHECKING:
@@ -43,9 +44,10 @@ def longest_batch(features: datasets.Dataset, task: Task, processor: Processor, 
 
 
 def collated(features: datasets.Dataset, picked: list[int], task: Task, processor: Processor, seed: int) -> Batch:
-    """Collates the rows with the numbers in `picked`, which may repeat."""
+    """Collates the rows with the numbers in `picked`, which may repeat; texts are not augmented."""
     numbers = sorted(set(picked))
-    rows = dict(zip(numbers, features.__getitems__(numbers), strict=True))
+    found = ({name: row[name] for name in row if name != TEXTS} for row in features.__getitems__(numbers))
+    rows = dict(zip(numbers, found, strict=True))
     return looked_up(collate([rows[number] for number in picked], task, processor, RowRandom(seed, epoch=0)))
 
 

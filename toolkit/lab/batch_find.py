@@ -36,6 +36,7 @@ from toolkit.lab.plan.measure import Correction, Costs, Watch, fitted
 from toolkit.lab.plan.report import parse_bytes
 from toolkit.lab.plan.subject import resized, subject_of
 from toolkit.lab.tool import Report, Request
+from toolkit.modalities.text import TEXTS
 from toolkit.optim.presets import PRESETS
 from toolkit.report.sections import bytes_cell
 from toolkit.system.limits import available_memory
@@ -86,7 +87,8 @@ def _with_longest_rows(run: Run) -> Run:
     features = run.data.train
     order = np.argsort(-lengths_of(features).sum(axis=1), kind="stable")
     rows = order[: step_rows(run.cfg, run.accelerator.num_processes)]
-    longest = features.remove_columns("row_id").select(rows).add_column("row_id", range(len(rows)))
+    left_out = ["row_id", *{TEXTS}.intersection(features.column_names)]  # augmentation shortens texts
+    longest = features.remove_columns(left_out).select(rows).add_column("row_id", range(len(rows)))
     return replace(run, data=replace(run.data, train=longest, kept=None))
 
 

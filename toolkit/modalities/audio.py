@@ -79,18 +79,13 @@ def clip_problems(config: PreTrainedConfig, options: AudioOptions) -> list[str]:
 
 
 def _mask_problems(kind: str, options: AudioOptions) -> list[str]:
-    """Returns which settings of SpecAugment have no effect, as full messages."""
+    """Returns a full message if a model has no frequencies to mask."""
     spectrograms = kind in (*VISION_MODELS, "whisper", "audio-spectrogram-transformer", *OF_FRAMES)
     if options.frequency_masks and not spectrograms:
         return [
             f"task.audio.frequency_masks: received {options.frequency_masks}, but a {kind} takes waveforms; set it to 0"
         ]
-    return [
-        f"task.audio.{name}_mask_width: has no effect without task.audio.{name}_masks; set that, or remove it"
-        for name in ("time", "frequency")
-        if getattr(options, f"{name}_mask_width") != getattr(AudioOptions(), f"{name}_mask_width")
-        and not getattr(options, f"{name}_masks")
-    ]
+    return []
 
 
 def _least_samples(options: AudioOptions, rate: int) -> float:
@@ -175,6 +170,8 @@ def _mask(clip: np.ndarray, axis: int, count: int, width: float, fill: float, ge
 AUTO_PROCESSOR = "AutoFeatureExtractor"
 LIBRARIES: tuple[str, ...] = ("soundfile", "soxr", *(["av"] if find_spec("av") else []))
 BLOCK_FRAMES = 2**18
+LITTLE_NOISE = 40.0
+"""Highest ratio of a clip's power to that of added noise, in dB."""
 BROKEN_OFF_SECONDS = 0.1
 """Seconds by which a file may be shorter than its header says; MP3 headers may be a few frames off."""
 
@@ -296,7 +293,7 @@ def read(
     Args:
         file: a checked reference.
         rate: samples per second to return.
-        options: length and position of the crop, and speed augmentation.
+        options: length and position of the crop, and augmentation by speed and noise.
         generator: source of randomness in training; None in evaluation.
         length: pads shorter clips with silence to this many samples; None pads to `options.min_seconds` only.
 
@@ -323,6 +320,8 @@ def read(
             f"{file['name']}: {_reason(error)}. It was intact when the rows were checked; rerun to check it again."
         ) from error
     clip = soxr.resample(samples.mean(axis=1), source_rate, rate).astype(np.float32)
+    if generator is not None and options.noise:
+        clip = noisy(clip, options, generator.spawn(3)[2])  # `masked` has the streams before
     length = max(len(clip), math.ceil(options.min_seconds * rate)) if length is None else length
     if len(clip) == length:
         return clip
@@ -330,6 +329,17 @@ def read(
     padded = np.zeros(length, np.float32)
     padded[before : before + len(clip)] = clip[:length]
     return padded
+
+
+def noisy(clip: np.ndarray, options: AudioOptions, generator: np.random.Generator) -> np.ndarray:
+    """Returns a clip with white noise, by chance; a silent one stays silent."""
+    chance, level = generator.random(2)
+    if chance >= options.noise:
+        return clip
+    ratio = options.noise_snr + level * (LITTLE_NOISE - options.noise_snr)
+    loudness = math.sqrt(np.square(clip, dtype=np.float64).sum() / max(1, len(clip)))
+    noise = generator.standard_normal(len(clip), dtype=np.float32)
+    return clip + noise * np.float32(loudness * 10 ** (-ratio / 20))
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
@@ -414,11 +424,11 @@ def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options
 
 
 def decoded(row: Mapping[str, Any], extractor: Processor, options: Any, training: bool) -> np.ndarray | None:
-    """Returns a row's clip or spectrogram, float32; None if training crops, places or plays it at random."""
+    """Returns a row's clip or spectrogram, float32; None if training changes or places it at random."""
     audio: AudioOptions = options.audio
     is_whole = row["file"]["frames"] <= round(audio.max_seconds * row["file"]["rate"])
     placed = extractor.model_input_names[0] == "pixel_values"
-    if training and (audio.speed or (audio.crop == "random" and (placed or not is_whole))):
+    if training and (audio.speed or audio.noise or (audio.crop == "random" and (placed or not is_whole))):
         return None
     return _features(row, extractor, audio, None)
 

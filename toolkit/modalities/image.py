@@ -75,11 +75,11 @@ ERASED_VALUE = (0.02, 0.33)
 
 def changes_pixels(options: ImageOptions) -> bool:
     """Whether `vary` has an effect; it is applied to images as they are in their files, before resizing."""
-    return options.random_crop < 1 or options.horizontal_flip > 0 or options.color_jitter > 0
+    return options.random_crop < 1 or any((options.horizontal_flip, options.color_jitter, options.rand_augment))
 
 
 def vary(image: Image, options: ImageOptions, generator: np.random.Generator) -> Image:
-    """Randomly crops, flips and colour-jitters an image."""
+    """Randomly crops, flips and colour-jitters an image, and applies operations of RandAugment."""
     from PIL import Image, ImageEnhance
 
     # All numbers are always drawn, so that one setting does not change the effect of another.
@@ -97,7 +97,40 @@ def vary(image: Image, options: ImageOptions, generator: np.random.Generator) ->
         enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
         for enhancer, factor in zip(enhancers, factors, strict=True):
             image = enhancer(image).enhance(1 + options.color_jitter * (2 * factor - 1))
+    # Drawn last, so that their number does not move other draws.
+    for kind, sign in generator.random((options.rand_augment, 2)):
+        strength = options.rand_augment_magnitude / MAGNITUDES * (-1 if sign < 0.5 else 1)
+        image = changed(image, OPERATIONS[int(kind * len(OPERATIONS))], strength)
     return image
+
+
+OPERATIONS = (
+    "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
+    "sharpness", "posterize", "solarize", "autocontrast", "equalize",
+)  # fmt: skip
+"""Those of RandAugment."""
+MAGNITUDES = 30
+
+
+def changed(image: Image, operation: str, strength: float) -> Image:
+    """Returns an image of mode L or RGB after one of `OPERATIONS`, as torchvision's; pixels from outside are black.
+
+    `strength`, -1 to 1, is the part of the largest magnitude, and the direction of operations that have two.
+    """
+    from PIL import Image, ImageEnhance, ImageOps
+
+    shear, x, y = 0.3 * strength, *(int(150 / 331 * strength * side) for side in image.size)
+    moves = {"identity": (1, 0, 0, 0, 1, 0), "shear_x": (1, shear, 0, 0, 1, 0), "shear_y": (1, 0, 0, shear, 1, 0),
+             "translate_x": (1, 0, -x, 0, 1, 0), "translate_y": (1, 0, 0, 0, 1, -y)}  # fmt: skip
+    if operation == "rotate":
+        return image.rotate(30 * strength)
+    if operation in moves:
+        return image.transform(image.size, Image.Transform.AFFINE, moves[operation])
+    if operation in ("brightness", "color", "contrast", "sharpness"):
+        return getattr(ImageEnhance, operation.title())(image).enhance(1 + 0.9 * strength)
+    level = abs(strength)
+    given = {"posterize": [8 - round(4 * level)], "solarize": [math.ceil(255 - 255 * level)]}.get(operation, [])
+    return getattr(ImageOps, operation)(image, *given)
 
 
 def erase(image: torch.Tensor, generator: np.random.Generator, probability: float, value: float) -> None:

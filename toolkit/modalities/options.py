@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from toolkit.config.sections import STRICT, Positive
 
 Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+NEEDED = {
+    "image.rand_augment_magnitude": "rand_augment", "audio.noise_snr": "noise", "audio.time_mask_width": "time_masks",
+    "audio.frequency_mask_width": "frequency_masks", "augment.synonym_replacement": "synonyms_file",
+    "augment.synonyms_file": "synonym_replacement",
+}  # fmt: skip
+"""Options of groups that have an effect only with another one of the group."""
+
+
+def idle_options(options: Any) -> list[str]:
+    """Returns a full message for each changed option of a task's groups without the one that it needs."""
+    found = []
+    for section, name, needed in ((*key.split("."), other) for key, other in NEEDED.items()):
+        group = getattr(options, section, None)
+        if group and getattr(group, name) != getattr(type(group)(), name) and not getattr(group, needed):
+            why = f"has no effect without task.{section}.{needed}; set that, or remove it"
+            found.append(f"task.{section}.{name}: {why}")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +54,11 @@ class ImageOptions:
     """Brightness, contrast and saturation are each changed by a factor of up to 1 ± this."""
     random_erasing: Probability = 0.0
     """Probability of erasing a rectangle of 2 to 33 % of the image (Zhong et al. 2017, arXiv 1708.04896)."""
+    rand_augment: Annotated[int, Field(ge=0)] = 0
+    """Number of operations that change each training image, often 2, each drawn from 14: shears, shifts, rotation,
+    colours, contrast and others (RandAugment, Cubuk et al. 2019, arXiv 1909.13719); 0 changes none."""
+    rand_augment_magnitude: Annotated[int, Field(ge=0, le=30)] = 9
+    """Strength of these operations, with the ranges of torchvision's `RandAugment` and its 31 values."""
     mixup_alpha: Annotated[float, Field(ge=0)] = 0.0
     """Mix each training image and its loss with those of another one (MixUp, Zhang et al. 2018, arXiv 1710.09412), with
     a share drawn from the distribution Beta(alpha, alpha), often with 0.2; 0 does not mix. The other image is drawn
@@ -64,6 +88,10 @@ class AudioOptions:
     speed: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Speed augmentation: in training, each clip is played up to this fraction faster or slower, which also changes its
     pitch (Ko et al. 2015); seeded per epoch and row."""
+    noise: Probability = 0.0
+    """Probability of adding white noise to a training clip; seeded per epoch and row."""
+    noise_snr: Annotated[float, Field(ge=-20, lt=40)] = 10.0
+    """Lowest ratio of the clip's power to that of the noise, in dB; it is drawn evenly from this to 40."""
     time_masks: Annotated[int, Field(ge=0)] = 0
     """Number of stretches of time that are masked in training (SpecAugment, Park et al. 2019, arXiv 1904.08779): with
     the mean of the spectrogram, or with silence for models of waveforms; seeded per epoch and row."""

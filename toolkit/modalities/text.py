@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import BadRow, ModelOutput, Omission
@@ -15,6 +17,7 @@ from toolkit.base.errors import DataError, InputError, pretrained_error
 from toolkit.config.sections import ModelConfig
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import nn
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
@@ -351,8 +354,90 @@ def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
 def collate(
     features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, options: Any, random: RowRandom
 ) -> dict[str, torch.Tensor]:
-    """Pads token columns like `pad`; text is not augmented."""
+    """Pads token columns like `pad`; training rows with their `TEXTS` are augmented."""
+    if random.training:
+        features = [_augmented_row(row, tokenizer, options, random) if TEXTS in row else row for row in features]
     return pad(features, tokenizer)
+
+
+TEXTS = "texts"
+"""Column of feature rows with what is augmented: a text, or a pair."""
+
+
+def _augmented_row(
+    row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, options: Any, random: RowRandom
+) -> dict[str, Any]:
+    """Returns a feature row with tokens of its augmented texts, at most as many as it has.
+
+    It stays as it is if `options.truncation` does not allow to cut the text that became too long.
+    """
+    generator, own = random.generator(row["row_id"]), {limits_of(options)["input"]: len(row["input_ids"])}
+    changed = [augmented(text, options.augment, generator) for text in row[TEXTS]]
+    if changed == row[TEXTS]:
+        return row
+    try:
+        columns = encode(tokenizer, replace(options, **own), *([text] for text in changed))
+    except DataError:
+        return row
+    return row | {name: columns[name][0] for name in MODEL_INPUTS if name in columns}
+
+
+def augmented(text: str, options: Any, generator: np.random.Generator) -> str:
+    """Returns a text with some words replaced, then swapped, then left out, as `task.augment` says; one stays."""
+    found = re.findall(r"(\s*)(\S+)", text)
+    if not found:
+        return text
+    # All numbers are always drawn, so that one setting does not change the effect of another.
+    change, which, swap, other, delete = generator.random((5, len(found)))
+    words, known = [word for _, word in found], synonyms(options.synonyms_file)
+    for place, word in enumerate(words):
+        if change[place] < options.synonym_replacement:
+            words[place] = _replaced(word, known, which[place])
+    for place in range(len(words) if len(words) > 1 else 0):
+        if swap[place] < options.random_swap:
+            to = int(other[place] * (len(words) - 1))
+            to += to >= place
+            words[place], words[to] = words[to], words[place]
+    kept = [place for place in range(len(words)) if delete[place] >= options.random_deletion]
+    kept = kept or [int(delete.argmax())]
+    blanks = [found[0][0], *(found[place][0] for place in kept[1:])]
+    end = text[len(text.rstrip()) :]
+    return "".join(blank + words[place] for blank, place in zip(blanks, kept, strict=True)) + end
+
+
+def _replaced(word: str, known: Mapping[str, Sequence[str]], which: float) -> str:
+    """Returns a synonym of a word, or of the word without the punctuation around it, or the word itself."""
+    for before, core, after in (("", word, ""), *re.findall(r"^(\W*)(.*?)(\W*)$", word)):
+        if choices := known.get(core.lower()):
+            new = choices[int(which * len(choices))]
+            return before + (new[0].upper() + new[1:] if core[0].isupper() else new) + after
+    return word
+
+
+@cache
+def synonyms(file: str | None) -> dict[str, list[str]]:
+    """Returns the synonyms of each word of a list, by the word in small letters; none without a file.
+
+    Raises InputError if the file cannot be read, or has no synonyms.
+    """
+    known: dict[str, list[str]] = {}
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines() if file else []
+        for group in ([word.strip() for word in re.split(r"[,\t]", line) if word.strip()] for line in lines):
+            for word in group:
+                own = known.setdefault(word.lower(), [])
+                own += [each for each in group if each.lower() != word.lower() and each not in own]
+        if file and not any(known.values()):
+            raise ValueError("no line has two words")
+    except (OSError, ValueError) as error:
+        expected = "expected a file in UTF-8 with synonyms on each line, separated by commas or tabs"
+        raise InputError(f"task.augment.synonyms_file: received {file!r}, {expected}: {error}") from error
+    return known
+
+
+def listed_synonyms(options: Any) -> dict[str, list[str]]:
+    """Returns the `synonyms` of a task's options; raises InputError as they do."""
+    return synonyms(getattr(getattr(options, "augment", None), "synonyms_file", None))
 
 
 def compact(

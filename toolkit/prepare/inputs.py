@@ -32,6 +32,7 @@ from toolkit.data.row_cache import adopt
 from toolkit.data.table import Table
 from toolkit.data.tokenise import omissions, prepare, tokenise
 from toolkit.distributed.collectives import objects_of_all, require_same
+from toolkit.modalities.text import listed_synonyms
 from toolkit.models.load import load_model_config, lost_override_problems
 from toolkit.models.origin import FILES, origin
 from toolkit.prepare.auto import Circumstances, resolve
@@ -123,6 +124,8 @@ def read_inputs(
     resolved = resolve(Circumstances(cfg, task, config, accelerator.device, mesh))
     with local_main_first(accelerator):  # the others know the first one's checksums
         files = {f"{FILES}{name}": value for name, value in origin(source_of(cfg)).items()}
+    if listed := listed_synonyms(cfg.task):
+        files["data.fingerprint.synonyms"] = _short(hashlib.sha256(json.dumps(listed).encode()))
     require_same(accelerator, files)
     identity = {**identity_of(cfg, rows, mesh), **resolved, **files}
     if claimed.resume is not None:

@@ -9,6 +9,7 @@ from typing import get_args, get_type_hints
 import pytest
 from checked import load_checked
 from recording import recording, undeclared
+from runs import ROOT, shipped
 
 from toolkit.base.errors import ConfigError
 from toolkit.checks.rules import RULES
@@ -299,6 +300,44 @@ def test_conflict(words: str, message: str) -> None:
         load(*words.split(" "))
     (problem,) = [problem for problem in caught.value.problems if message in problem]
     assert problem.startswith("override ")
+
+
+IDLE = {
+    "reviews task.modality=image task.image.rand_augment_magnitude=5": (
+        "task.image.rand_augment_magnitude: has no effect without task.image.rand_augment; set that, or remove it"
+    ),
+    "reviews task.modality=audio task.audio.noise_snr=5": "noise_snr: has no effect without task.audio.noise",
+    "speech_recognition task.audio.noise_snr=5": "task.audio.noise_snr: has no effect without task.audio.noise",
+    "speech_recognition task.audio.frequency_mask_width=0.5": "has no effect without task.audio.frequency_masks;",
+    "reviews task.augment.synonym_replacement=0.5": "has no effect without task.augment.synonyms_file; set that, or",
+    "reviews task.augment.synonyms_file=rows.csv": "has no effect without task.augment.synonym_replacement; set that",
+    "reviews task.augment.random_swap=0.5 task.modality=audio": "has no effect with task.modality 'audio'",
+    "reviews task.augment.random_swap=0.5 task.long_texts=windows": "may have other windows than its row was planned",
+    "reviews task.augment.random_deletion=1.5": "task.augment.random_deletion: received 1.5, must be at most 1",
+    "reviews task.modality=image task.image.rand_augment_magnitude=31 task.image.rand_augment=1": "must be at most 30",
+    "reviews task.modality=audio task.audio.noise=0.5 task.audio.noise_snr=40": "received 40, must be below 40",
+    "token_classification task.augment.random_swap=0.5": "task.augment",
+    "qa task.augment.random_swap=0.5": "task.augment",
+    "language_modeling task.augment.random_swap=0.5": "task.augment",
+    "translation task.augment.random_swap=0.5": "task.augment",
+}
+
+
+@pytest.mark.parametrize(("words", "message"), IDLE.items(), ids=IDLE)
+def test_options_of_augmentation_without_effect(words: str, message: str) -> None:
+    recipe, *overrides = words.split(" ")
+    with pytest.raises(ConfigError) as caught:
+        load_checked(shipped(ROOT / "recipes" / f"{recipe}.py").Options, "a.yaml", overrides, {})
+    (problem,) = caught.value.problems
+    assert message in problem
+
+
+def test_a_list_of_synonyms_must_be_there_for_training_only() -> None:
+    options = shipped(ROOT / "recipes" / "reviews.py").Options
+    overrides = ["task.augment.synonyms_file=none.txt", "task.augment.synonym_replacement=0.1"]
+    with pytest.raises(ConfigError, match=r"task\.augment\.synonyms_file: received 'none\.txt', .*No such file"):
+        load_checked(options, "a.yaml", overrides, {})
+    load_checked(options, "a.yaml", overrides, {}, check_files=False)
 
 
 def test_missing_data_file_names_the_path_that_was_tried(tmp_path: Path) -> None:
