@@ -270,6 +270,7 @@ def test_scored_pairs_have_correlations(scored):
     assert len(record["embedding"]) == 32
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_trials")
 def test_scored_pairs_can_be_ranked(scored, tmp_path):
     config = [f"data.train_file={scored.parent / 'pairs.jsonl'}", *PAIRS, "task.loss=cosine", "task.ranking=true"]

@@ -172,6 +172,7 @@ def test_an_archive_answers_prompts_as_the_run_does(run, tmp_path):
     assert "pipeline_tag: text-generation" in (run / "model/README.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_trials")
 def test_answers_that_differ_in_length_are_found(tmp_path, capsys):
     rows = [{"prompt": row["prompt"], "chosen": row["chosen"] + " Surely so.", "rejected": row["rejected"][:8]}

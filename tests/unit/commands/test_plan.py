@@ -205,6 +205,7 @@ def loaded(overrides: Sequence[str]) -> Any:
     return with_values(cfg, overrides)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("switches", [
     {}, {"mixed_precision": "bf16", "activation_checkpointing": "full"}, {"activation_checkpointing": "selective"},
     {"optim": "adafactor", "gradient_accumulation_steps": 2},

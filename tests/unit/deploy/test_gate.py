@@ -208,6 +208,7 @@ def test_regression_is_compared_by_bootstrap_and_its_error_is_better_if_smaller(
     assert judged(pair, margin=5.0)[0] == judged(same)[0] == "not proven worse"
 
 
+@pytest.mark.slow
 def test_translation_is_compared_by_bootstrap_of_its_corpus_score(tmp_path, monkeypatch):
     def answers(job, data):
         texts = list(data.rows["target"])

@@ -130,6 +130,7 @@ def test_a_training_is_the_same(name, tmp_path, monkeypatch):
     assert_close(predictions(one), predictions(other), FLOAT64)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("more", [("model.peft.method=lora",), ("train.unpadded=true",), ("engine=trainer",)])
 def test_a_training_is_the_same_with(more, tmp_path, monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK", 7)
