@@ -87,7 +87,9 @@ def build_problems(case: Case) -> list[str]:
     if model.from_config is None and model.attn_implementation is None:
         return []
     config = _config(case)
-    return [] if head_problems(model, config, case.task.auto_model(config)) else problems_of(lambda: _build(case))
+    if head_problems(model, config, case.task.auto_model(config)):
+        return []
+    return problems_of(lambda: setattr(case, "empty", _build(case)))
 
 
 def freeze_problems(case: Case) -> list[str]:

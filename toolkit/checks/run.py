@@ -211,14 +211,16 @@ def check_launch(cfg: Config, make_task: Callable[[Config], Task], num_processes
     examine(Case(cfg, make_task, processes=num_processes), folder=False).raise_problems()
 
 
-def check_settings(cfg: Config, task: Task, simulated: bool = False) -> None:
+def check_settings(cfg: Config, task: Task, simulated: bool = False) -> Case:
     """Raises ConfigError if settings of a run that is only planned do not fit the task or the model.
 
-    A step that is `simulated` needs the libraries of optimizers and adapters.
+    A step that is `simulated` needs the libraries of optimizers and adapters. Returns what was checked.
     """
     stages: list[Stage] = ["task", "arguments", "model"]
     stages += ["libraries"] if simulated else []
-    ask(CHECKS, Case(cfg, lambda _: task), stages).raise_problems()
+    case = Case(cfg, lambda _: task)
+    ask(CHECKS, case, stages).raise_problems()
+    return case
 
 
 def check_steps(cfg: Config, milestones: Milestones, resume: Checkpoint | None) -> None:

@@ -177,14 +177,14 @@ class Strategy:
 class Planner:
     """Estimates strategies for a step of the same rows as with data parallelism, from the step of a single device.
 
-    `load` takes settings of `parallel` and those that keep the rows.
+    `load` takes settings of `parallel` and those that keep the rows; `case` is what was checked, if it was.
     """
 
-    def __init__(self, subject: Subject, processes: int, load: Load) -> None:
+    def __init__(self, subject: Subject, processes: int, load: Load, case: Case | None = None) -> None:
         self.subject, self.cfg, self.processes, self.load = subject, subject.cfg, processes, load
         train = self.cfg.train
         self.rows = train.global_batch_size or train.micro_batch * train.accumulation * processes
-        self._case = Case(self.cfg, lambda _: subject.task)
+        self._case = case or Case(self.cfg, lambda _: subject.task)
         self._problems: dict[tuple[str, int], list[str]] = {}
         self._footprints: dict[tuple[int | bool | str, ...], Footprint] = {}
 

@@ -77,9 +77,9 @@ class Plan:
             RunError: if the calibration fails.
         """
         cfg, task = self.request.cfg, self.request.task
-        check_settings(cfg, task, simulated=True)
+        case = check_settings(cfg, task, simulated=True)
         subject = subject_of(cfg, task, self.length, gpu=self.capacity is not None)
-        planner = Planner(subject, self.processes, self._split(cfg))
+        planner = Planner(subject, self.processes, self._split(cfg), case)
         footprint = planner.footprint(subject.cfg)
         self.found |= {"rows": footprint.rows, "flops": footprint.flops, "footprint": asdict(footprint)}
         yield _heading(subject, footprint)
