@@ -182,7 +182,7 @@ def _moments(
     Each has the shares of a single device's memory by kind, and the bytes of further micro-batches.
     """
     schedule, recomputed = cfg.parallel.schedule, cfg.train.activation_checkpointing != "none"
-    # Tensor parallelism does not split what passes from layer to layer.
+    # Tensor parallelism does not split what passes from layer to layer, and norms: half of what it sums, as counted.
     passing = f.crossing if cfg.parallel.sequence or recomputed else max(f.crossing, f.tensor_summed / 2)
     complete = min(1.0, passing / max(1, f.activations))
     kept = (complete + (1 - complete) / mesh.tensor) / mesh.context
