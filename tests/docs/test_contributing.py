@@ -14,8 +14,6 @@ from subprocess import CompletedProcess
 import pytest
 from page_blocks import Block, apply, blocks_of, commands
 
-pytestmark = pytest.mark.slow  # every section's commands are processes of their own
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -64,6 +62,12 @@ def outcomes(copy: Path) -> dict[str, list[tuple[int, CompletedProcess[str]]]]:
         return dict(zip(SECTIONS, pool.map(partial(run_all, root=copy), SECTIONS), strict=True))
 
 
+def test_the_steps_fit_the_code(copy) -> None:
+    assert set(SECTIONS) >= {"a task", "an optimizer", "a metric", "a setting"}
+    assert "score_decimals" in (copy / "recipes/reviews.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow  # every section's commands are processes of their own
 @pytest.mark.parametrize("title", ["a task", "an optimizer", "a metric", "a setting"])
 def test_the_steps_work(outcomes, title: str) -> None:
     assert len(outcomes[title]) >= 2
@@ -71,6 +75,7 @@ def test_the_steps_work(outcomes, title: str) -> None:
         assert done.returncode == code, f"{done.args}\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.slow
 def test_a_new_setting_is_explained_and_checked(outcomes) -> None:
     explained, refused = (done for _, done in outcomes["a setting"][:2])
     assert re.search(r"^task\.score_decimals +2 +override$", explained.stdout, re.M), explained.stdout
