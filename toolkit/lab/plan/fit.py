@@ -152,6 +152,11 @@ def _smaller(subject: Subject, rows: int) -> tuple[str, ...]:
     return smaller if train.global_batch_size is None else smaller[:1]
 
 
+SIZED = {"tensor": tensor_problems, "context": context_problems, "pipeline": pipeline_problems,
+         "expert": expert_problems}  # fmt: skip
+"""What rules a dimension of processes out for a model, by its name."""
+
+
 @dataclass(frozen=True)
 class Strategy:
     """A parallel strategy and its estimated costs."""
@@ -185,7 +190,7 @@ class Planner:
         train = self.cfg.train
         self.rows = train.global_batch_size or train.micro_batch * train.accumulation * processes
         self._case = case or Case(self.cfg, lambda _: subject.task)
-        self._problems: dict[tuple[str, int], list[str]] = {}
+        self._problems: dict[tuple[str, str | None], list[str]] = {}
         self._footprints: dict[tuple[int | bool | str, ...], Footprint] = {}
 
     def footprint(self, cfg: Config) -> Footprint:
@@ -221,22 +226,26 @@ class Planner:
     def estimate(self, technique: Technique) -> Strategy:
         """Returns the costs of a strategy; raises ConfigError if the model or a setting rules it out."""
         settings = plain_settings(self.cfg) | dict(technique.settings)
+        for name in SIZED:  # what other splits have shown, before any further check
+            self._refuse(name, settings.get(f"parallel.{name}"))
         settings |= window_settings(self.cfg, technique, self.rows)
         overrides = [f"{key}={value}" for key, value in settings.items()]
         cfg = self.load(overrides)
         self._case.cfg = cfg  # of the same model, whose configuration was loaded
-        checks = {"tensor": tensor_problems, "context": context_problems, "pipeline": pipeline_problems,
-                  "expert": expert_problems}  # fmt: skip
-        for name, problems in checks.items():
-            if (of_size := (name, getattr(cfg.parallel, name))) not in self._problems:
-                self._problems[of_size] = problems(self._case)
-            if self._problems[of_size]:
-                raise ConfigError(self._problems[of_size])
+        for name, problems in SIZED.items():
+            size = settings.get(f"parallel.{name}")
+            if (name, size) not in self._problems:
+                self._problems[name, size] = problems(self._case)
+            self._refuse(name, size)
         costs = estimated(self.footprint(cfg), cfg, self.processes)
         return Strategy(
             technique.name, costs.peak, costs.states, costs.sent, costs.speed, technique.complexity, technique.when,
             overrides, costs.waiting, costs.seconds, Mesh.of(cfg.parallel, self.processes).sizes,
         )  # fmt: skip
+
+    def _refuse(self, name: str, size: str | None) -> None:
+        if found := self._problems.get((name, size)):
+            raise ConfigError(found)
 
     def splits(self, offloaded: bool = False) -> list[Strategy]:
         """Returns all splits of the model over the processes, or all with offloading, the fastest first."""
