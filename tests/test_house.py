@@ -43,6 +43,7 @@ SMALL_MODULES = {
 """Modules of few lines that only a neighbour imports, and why they are files of their own."""
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 

@@ -52,6 +52,7 @@ FURTHER = ("ipo-2x4", "simpo-2x4")
 """Splits that the slow tests compare: their losses are sums over pairs as DPO's and ORPO's."""
 
 
+@pytest.mark.fast(4)
 @pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each in FURTHER)) for each in SPLITS])
 def test_every_split_of_one_process(one, name):
     assert_equal_runs(one(f"{loss_of(name)}-8x1"), one(name))
@@ -150,6 +151,7 @@ class Plain:
         ).mean()
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("loss", ["dpo", "ipo", "orpo", "simpo", "kto", "reward"])
 def test_it_is_the_formula_of_the_paper(folder, loss):
     run, rows = twelve(folder, loss)

@@ -31,7 +31,7 @@ def stop_before(monkeypatch):
     return stopper(monkeypatch)
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("task", "extra"),
     [
@@ -69,6 +69,7 @@ def test_the_files_of_a_resumed_run_are_the_same(tmp_path, stop_before):
         assert whole.read_bytes() == parts.read_bytes(), file
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("first", "then", "rates"),
     [

@@ -58,6 +58,7 @@ FURTHER = ("8x2", "padded", "auto_batch_size", "cosine-2x8")
 """Splits that the slow tests compare; the fast ones have others of their kind."""
 
 
+@pytest.mark.fast(4)
 @pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each in FURTHER)) for each in SPLITS])
 def test_every_split_of_one_process(one, name):
     own = name.split("-")[0]

@@ -253,7 +253,9 @@ def test_a_part_of_a_configuration_is_valid_in_a_whole_one(fragment: str, reader
             with Path("merged.yaml").open("w", encoding="utf-8") as file:
                 yaml.dump(whole, file)
             found[str(smoke)] = wrong_settings(recipe, "merged.yaml", [])
-    assert [] in found.values(), found
+            if not found[str(smoke)]:
+                return
+    pytest.fail(str(found))
 
 
 def test_whole_configurations_and_parts_were_found() -> None:
@@ -319,7 +321,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
         "render_lessons",
         "render_python",
         "render_settings",
-        "render_strategies",
+        pytest.param("render_strategies", marks=pytest.mark.slow),  # asks the checks about each strategy and task
         "render_switches",
         "render_unpadded",
     ],

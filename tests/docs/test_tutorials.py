@@ -52,6 +52,7 @@ def test_a_tutorial_has_all_steps_and_ends_with_a_request_to_its_server(page: Pa
     assert request[1] in (f"{ADDRESS}/predict", f"{ADDRESS}/search?top_k=3")
 
 
+@pytest.mark.fast(4)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_settings_of_a_tutorial_are_valid(page: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)

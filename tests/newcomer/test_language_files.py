@@ -150,7 +150,7 @@ def written(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("name", "ending"), FILES)
 def test_a_file_needs_no_edit_or_what_it_needs_is_said(
     name: str, ending: str, model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys

@@ -138,6 +138,7 @@ def test_an_extra_that_does_not_exist_is_named() -> None:
     assert done.stderr.startswith("pyproject.toml: no extra pft; there are: dev, ")
 
 
+@pytest.mark.slow
 def test_its_wheel_is_that_of_the_repository(wheel: Path, tmp_path: Path) -> None:
     folder = copied("wheel", tmp_path)
     (step,) = [text for text in given("wheel", "RUN") if text.startswith("pip wheel ")]

@@ -91,6 +91,7 @@ def run(request, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.fast(1)
 def test_every_way_to_ask_gives_exactly_the_trained_answers(run, tmp_path):
     opened = toolkit.load(run)
     rows = [{"messages": [{"role": "user", "content": question}]} for question, _ in TALKS]

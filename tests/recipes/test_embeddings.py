@@ -111,6 +111,7 @@ def test_the_report_has_the_scores_of_each_length(run):
     assert short[1:] != full[1:]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("peft", ["none", "lora"])
 def test_it_is_exported_as_a_folder_of_sentence_transformers(tmp_path, peft):
     library = pytest.importorskip("sentence_transformers")

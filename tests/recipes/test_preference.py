@@ -192,6 +192,7 @@ def test_answers_that_differ_in_length_are_found(tmp_path, capsys):
     assert longer["scores"]["eval_reward_accuracy"] > 0.9
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("layout", ["text", "conversations", "explicit", "labelled"])
 def test_init_writes_a_configuration_for_each_layout(tmp_path, layout):
     rows: list[dict[str, Any]] = ROWS

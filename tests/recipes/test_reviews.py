@@ -128,6 +128,7 @@ def test_a_run_can_be_used_from_another_place_and_after_its_data_is_gone(finishe
     )
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -335,6 +336,7 @@ def test_several_inputs_other_columns_and_single_columns(finished, tmp_path, cap
     assert "run on c.csv: 1 row\n" in capsys.readouterr().out
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("header", "settings"),
     [("text,label", ["data.delimiter=;"]), ("text|label", ["data.delimiter=,"]), ("text:label", []), ("label", [])],

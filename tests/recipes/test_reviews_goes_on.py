@@ -50,6 +50,7 @@ def head_rows(run: Path) -> dict[str, tuple[list[float], float]]:
     return {label: (weight[int(place)].tolist(), bias[int(place)].item()) for place, label in labels.items()}
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 @pytest.mark.parametrize(
     ("labels", "said"),

@@ -123,7 +123,7 @@ def data_of(folder: Path, count: int = 12) -> list[str]:
     return [f"data.train_file={file}", f"data.validation_file={file}"]
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pairs_are_trained_as_a_plain_loop_trains_them(family, tmp_path):
     model = saved(family, tmp_path)

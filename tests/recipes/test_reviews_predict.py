@@ -81,6 +81,7 @@ def test_wrong_options_are_named(options, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_stopped_prediction_goes_on_to_an_equal_file(finished, tmp_path, stopped, capsys, suffix):
     given = texts(tmp_path / "new.csv", 43)

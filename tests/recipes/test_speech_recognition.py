@@ -70,6 +70,7 @@ def recogniser(tmp_path_factory):
     return folder
 
 
+@pytest.mark.fast(1)
 @KINDS
 def test_every_split_of_a_window_is_the_same_update(config, tmp_path):
     assert_splits_agree(config, tmp_path, *SHORT)
@@ -93,7 +94,7 @@ def test_both_engines_train_alike(config, tmp_path):
         (WHISPER, "train.activation_checkpointing=full"),
     ],
 )
-@pytest.mark.fast(3)
+@pytest.mark.fast(1)
 def test_switches_of_speed_and_memory_change_nothing(config, switch, tmp_path):
     padded = "train.unpadded=false"
     for name, switches in (("plain", [padded]), ("switched", [padded, switch])):

@@ -96,6 +96,7 @@ FILES: dict[str, tuple[bytes, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize("kind", FILES)
 def test_a_recording_that_cannot_be_used_is_named(kind, tmp_path) -> None:
     content, reason = FILES[kind]
@@ -128,6 +129,7 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.fast(10)
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_row_that_cannot_be_used_is_named(kind, tmp_path) -> None:
     given, reason = ROWS[kind]

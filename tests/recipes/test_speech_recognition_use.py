@@ -242,6 +242,7 @@ def test_words_of_an_encoder_decoder_have_times_where_it_attends(tmp_path):
         assert alone["words"] == one["words"]  # whatever else is in the batch
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("kind", "setting", "problem"),
     [

@@ -164,6 +164,7 @@ def test_a_prefix_is_put_before_sources_only(tmp_path):
     assert not predictions(tmp_path / "prefix")[0]["source"].startswith("translate")
 
 
+@pytest.mark.slow
 def test_label_smoothing_keeps_the_equality_and_matters(tmp_path):
     exact = ("train.optim=sgd", "train.learning_rate=0.05", "train.lr_scheduler_type=constant", "train.warmup_steps=0",
              "data.max_train_samples=21", "train.num_train_epochs=1", "data.max_eval_samples=5")  # fmt: skip

@@ -60,6 +60,7 @@ guarded(work)
 FULL = "{} > /dev/full"
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("shell", ["{} | head -1", FULL, "{} >&-", "{} 2>&- >&-", "PYTHONIOENCODING=ascii {}"])
 def test_output_that_cannot_be_printed_costs_no_training(shell, tmp_path):
     command = shlex.join([sys.executable, "-c", TRAINING, "train", str(tmp_path / "model")])

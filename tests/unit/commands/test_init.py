@@ -79,6 +79,7 @@ def small_model(recipe: str, settings: Any) -> list[str]:
             *(["task.block_size=300"] if answers else [])]  # fmt: skip
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize("name", FILES)
 def test_the_yaml_of_every_kind_of_file_is_valid(name, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)

@@ -306,6 +306,7 @@ def files(tmp_path_factory) -> dict[str, Path]:
     return odd_files(tmp_path_factory.mktemp("odd"))
 
 
+@pytest.mark.slow
 def test_some_odd_files(files, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     codes = set()

@@ -217,6 +217,7 @@ def speech_folder(folder: Path, layout: str) -> Path:
     return folder
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("layout", ["texts", "libri", "audiofolder", "lj", "parquet", "hdf5"])
 def test_every_layout_of_transcripts_is_recognised(layout, tmp_path) -> None:
     source = speech_folder(tmp_path / "speech", layout)
@@ -331,6 +332,7 @@ DOUBTS = {
 }
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize("doubt", DOUBTS)
 def test_labels_that_are_not_read_as_what_they_seem_to_be_are_asked_about(doubt, tmp_path, capsys) -> None:
     source = written(tmp_path, labelled(*DOUBTS[doubt]))
@@ -383,6 +385,7 @@ def test_a_first_line_that_is_a_row_is_no_header(values, tmp_path) -> None:
     assert init(source)["data"]["columns"] == {"text": "1", "label": "2"}
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["text", "Feedback", "customer_comment"])
 def test_short_texts_below_a_usual_name_are_texts(tmp_path, capsys, name) -> None:
     rows = [{name: f"tool {n}", "label": ("good", "bad")[n % 2]} for n in range(40)]
@@ -618,6 +621,7 @@ def test_a_new_model_learns_what_is_easy(write, tmp_path, monkeypatch) -> None:
     assert summary["result"]["eval_accuracy"] > 0.8
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(("first", "second"), [
     ("sentence1", "sentence2"), ("sentence_A", "sentence_B"), ("premise", "hypothesis"), ("Question", "Answer"),
     ("query", "document"),
@@ -677,6 +681,7 @@ SEARCHES: dict[str, tuple[dict[str, str], tuple[str, ...], dict[str, str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("form", SEARCHES)
 def test_queries_and_what_answers_them_are_for_embeddings(form, tmp_path) -> None:
     columns, given, expected = SEARCHES[form]

@@ -205,7 +205,7 @@ def loaded(overrides: Sequence[str]) -> Any:
     return with_values(cfg, overrides)
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("switches", [
     {}, {"mixed_precision": "bf16", "activation_checkpointing": "full"}, {"activation_checkpointing": "selective"},
     {"optim": "adafactor", "gradient_accumulation_steps": 2},
@@ -287,6 +287,7 @@ def test_labelled_positions_are_those_of_the_resized_labels() -> None:
     assert with_rows(long, 3)["labelled"].tolist() == [0, 3, 6, 9, 12, 15]
 
 
+@pytest.mark.slow
 def test_the_cheapest_switches_that_fit_are_found() -> None:
     planned = subject("bert", rows=8, length=48)
     task_type = load_task_type(RECIPE)
@@ -324,6 +325,7 @@ def test_a_smaller_budget_is_found_where_there_is_one() -> None:
     assert (fit.overrides, fit.footprint.rows) == (("train.max_tokens_per_batch=192",), 4)
 
 
+@pytest.mark.slow
 def test_a_budget_decides_about_the_rows_and_the_micro_batches_of_the_plan(capsys, tmp_path) -> None:
     for budget, rows, window in ((64 * 5 + 1, 5, 4), (10, 1, 16), (10**6, 16, 1)):
         code, out, err = call(capsys, f"train.max_tokens_per_batch={budget}", "--output", tmp_path / f"{budget}.json")

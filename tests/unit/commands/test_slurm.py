@@ -54,6 +54,7 @@ def requeued(folder: Path) -> list[str]:
     return (folder / REQUEUED).read_text().split() if (folder / REQUEUED).exists() else []
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("code", "queue"), [(0, []), (2, []), (1, []), (143, ["45123"])], ids=["finished", "wrong", "failed", "stopped"]
 )
@@ -251,6 +252,7 @@ def test_a_stopped_share_goes_on(tmp_path):
     assert (requeued(tmp_path), (tmp_path / "log").read_text().split()) == (["7_1"], ["ready", "saved"])
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

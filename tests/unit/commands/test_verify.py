@@ -56,6 +56,7 @@ def test_a_run_that_was_stopped_is_intact_too(tmp_path, monkeypatch, capsys):
     assert "not finished" in capsys.readouterr().out
 
 
+@pytest.mark.fast(4)
 @pytest.mark.parametrize(
     "name",
     ["model/model.safetensors", "model/config.json", "model/tokenizer.json", "predictions.jsonl", "report.html",

@@ -22,6 +22,7 @@ def train(processes: int = 1, *overrides: str) -> TrainConfig:
     return load_settings(load_task_type(RECIPE), CONFIG, overrides, environ, check_files=False).config.train
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize(
     ("processes", "settings", "batch", "accumulation"),
     [

@@ -16,7 +16,7 @@ def cuts(order: Order, epoch: int, index: int) -> list[list[list[int]]]:
     return [order.micro_batches(epoch, index, rank) for rank in range(order.data_size)]
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("equal_counts", [False, True])
 @pytest.mark.parametrize("unpadded", [False, True])
 @pytest.mark.parametrize("sides", [1, 2])

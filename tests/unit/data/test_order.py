@@ -16,6 +16,7 @@ from toolkit.data.batching.order import Order, WindowSampler, evaluation_batches
 sizes = st.integers(1, 4)
 
 
+@pytest.mark.fast(1)
 @settings(deadline=None, max_examples=300)
 @given(
     rows=st.integers(1, 90),

@@ -82,6 +82,7 @@ def test_linear_is_no_sum_and_svd_is_one_if_the_rank_is_enough(folders):
             torch.testing.assert_close(value, base[name] + times * (own[name] - base[name]), rtol=0, atol=1e-5)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("kind", ["ties", "dare_linear", "dare_ties", "magnitude_prune"])
 def test_kinds_that_prune_are_finite_and_change_the_weights(kind, folders):
     base, found = base_model().state_dict(), of_equal_ranks(folders, kind)
@@ -115,6 +116,7 @@ def test_runs_are_merged_and_compared(runs, tmp_path, capsys):
         torch.testing.assert_close(value, 0.25 * one[name] + 0.75 * two[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -104,6 +104,7 @@ def longer(answer):
     return changed(answer, message={"content": text}, logprobs=None, finish_reason="length")
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize(
     ("cause", "rows", "changes"),
     [

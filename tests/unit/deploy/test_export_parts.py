@@ -90,6 +90,7 @@ def test_a_single_row_is_repeated_and_what_cannot_be_traced_is_rejected(tmp_path
         FORMATS["int8"].write(example, tmp_path, "model")
 
 
+@pytest.mark.slow
 def test_large_weights_are_in_a_file_beside_the_graph(tmp_path, monkeypatch):
     class Model(nn.Module):
         def __init__(self) -> None:

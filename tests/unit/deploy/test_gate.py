@@ -187,6 +187,7 @@ def judged(pair, margin=0.0):
     return found["verdict"], found["gain"]
 
 
+@pytest.mark.slow
 def test_regression_is_compared_by_bootstrap_and_its_error_is_better_if_smaller(tmp_path, monkeypatch):
     for name in ("train", "validation"):
         rows = [{"text": f"row {number}", "label": number / 7} for number in range(60)]

@@ -140,6 +140,7 @@ def test_adapters_are_merged_into_every_format(tmp_path, capsys):
     assert "library_name: transformers" in (merged / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_an_export_that_differs_is_rejected_and_leaves_nothing(run, tmp_path, monkeypatch, capsys):
     class Wrong(formats.Graph):
         def forward(self, **inputs):

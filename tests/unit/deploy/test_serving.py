@@ -57,7 +57,7 @@ def client(run, **limits) -> TestClient:
     return TestClient(build(run, "the run", Limits(**limits)))
 
 
-@pytest.mark.fast(4)
+@pytest.mark.fast(2)
 def test_every_task_answers_as_predict_does(case, tmp_path):
     own, folder, run = case
     expected = predicted(own, folder, tmp_path)
@@ -73,7 +73,7 @@ def test_every_task_answers_as_predict_does(case, tmp_path):
     assert set(Path(datasets.config.HF_DATASETS_CACHE).rglob("*")) == cache
 
 
-@pytest.mark.fast(4)
+@pytest.mark.fast(2)
 def test_requests_of_every_task_share_batches_and_get_their_own_answers(case):
     own, _, run = case
     rows = in_json(own)
@@ -95,6 +95,7 @@ def alone(run, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [run.task.answer(record) for record in run.predict(given)]
 
 
+@pytest.mark.fast(6)
 def test_every_task_names_row_and_column_of_what_it_cannot_use(case):
     own, _, run = case
     good = in_json(own)[0]
@@ -362,6 +363,7 @@ def test_pages_of_other_sites_are_kept_away(host, origin, local, reason):
     assert (found is None) if reason is None else found.error.startswith(reason)
 
 
+@pytest.mark.fast(1)
 @needs_browser
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_loads_nothing_else_and_fits(run, tmp_path, width):

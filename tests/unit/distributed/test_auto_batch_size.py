@@ -95,6 +95,7 @@ def test_a_token_budget_is_halved(tmp_path, monkeypatch, capsys):
     assert [line.split("(")[0] for line in told] == [f"step 1: {HALF}"] * 2
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_is_kept_by_a_resume_and_never_raised(tmp_path, monkeypatch, caplog):
     small_memory(monkeypatch, lambda: 4)
     built = toolkit.models.build.build_model

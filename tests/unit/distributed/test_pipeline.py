@@ -47,6 +47,7 @@ def test_every_architecture_has_a_case():
     assert CASES.keys() == ARCHITECTURES
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("kind", sorted(CASES))
 def test_stages_compute_what_the_model_computes(kind, chunks):

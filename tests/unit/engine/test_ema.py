@@ -45,6 +45,7 @@ def test_the_result_is_the_average_of_what_was_trained(plain, tmp_path):
     assert evaluated[2]["eval_loss"] != others[2]["eval_loss"]
 
 
+@pytest.mark.slow
 def test_both_engines_and_a_resume_average_alike(tmp_path, monkeypatch):
     train("reviews", tmp_path / "loop", *RUN, EMA)
     train("reviews", tmp_path / "trainer", *RUN, EMA, "engine=trainer")

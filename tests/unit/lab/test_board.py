@@ -175,6 +175,7 @@ return found;
 """
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_page_in_a_browser(tmp_path):
     evil = "</script><script>alert(1)</script>"

@@ -19,6 +19,7 @@ class EachOnce:
         return np.arange(size)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("name", ["qa", "translation", "language_modeling", "reviews", "token_classification"])
 def test_all_rows_drawn_once_give_the_metric_itself(name, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -134,7 +134,7 @@ def test_what_has_no_range_is_rejected(arguments, message, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def curve(folder, processes: int, *overrides: str) -> list[list[float]]:
+def curve(folder, processes: int, *overrides: str, reset: int | None = None) -> list[list[float]]:
     settings = STEPS_ONLY | {
         "train.learning_rate": 1.0, "train.lr_scheduler_type": "range_test", "train.warmup_steps": 0,
         "train.lr_scheduler_kwargs": {"start_lr": 1e-4}, "train.max_steps": 12, "output_dir": str(folder / "run"),
@@ -142,7 +142,7 @@ def curve(folder, processes: int, *overrides: str) -> list[list[float]]:
     }  # fmt: skip
     recipe = ROOT / "recipes" / "qa.py"
     job = {"recipe": str(recipe), "config": str(ROOT / "recipes/configs/qa/smoke.yaml"), "float64": True,
-           "overrides": [*written(settings), *overrides]}  # fmt: skip
+           "overrides": [*written(settings), *overrides], "reset": reset}  # fmt: skip
     (outcome,) = run_trials([Trial("lr_find", job, folder / "outcome.json")], folder / "log", processes)
     assert outcome.error is None, outcome.error
     return outcome.result["curve"]
@@ -166,3 +166,13 @@ def test_every_task_has_a_curve(recipe, tmp_path, monkeypatch):
     found = json.loads((tmp_path / "out" / "lr_find.json").read_text())
     assert len(found["curve"]) >= 3
     assert all(np.isfinite(loss) for _, loss in found["curve"][:5])
+
+
+def test_with_a_reset_each_rate_starts_from_the_same_weights(tmp_path):
+    same_rows = ["data.max_train_samples=1", "train.per_device_train_batch_size=1", "train.global_batch_size=1"]
+    rates = ["train.optim=adamw_torch", "train.learning_rate=0.01", "train.lr_scheduler_kwargs={start_lr: 0.00999999}"]
+    falling = curve(tmp_path / "falling", 1, *same_rows, *rates)
+    assert falling[-1][1] < 0.9 * falling[0][1]
+    level = curve(tmp_path / "level", 1, *same_rows, *rates, reset=3)
+    assert len(level) == 4
+    assert [loss for _, loss in level] == pytest.approx([falling[1][1]] * 4, rel=1e-5)

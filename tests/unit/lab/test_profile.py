@@ -135,6 +135,7 @@ CASES: dict[str, tuple[dict[str, Any], str, float, str, list[str]]] = {
 """For what is changed: the advice, its number, what its text says, and its override."""
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize("case", CASES)
 def test_each_waste_is_named_with_its_number_and_an_override(case):
     parts, what, number, text, override = CASES[case]

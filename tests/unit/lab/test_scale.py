@@ -123,6 +123,7 @@ def test_numbers_of_processes_are_put_in_order_and_checked(capsys):
         assert f"received {wrong}, must be" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_numbers_run_in_turn_and_what_is_done_is_not_repeated(started, tmp_path, capsys):
     order = [("compare", 1), ("compare", 2), ("compare", 4)] * 2 + [("collectives", 2), ("collectives", 4)]
     order += [("calibrate", 1)] * 2
@@ -187,6 +188,7 @@ def test_everything_wrong_is_said_before_anything_runs(started, tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("config", TASKS)
 def test_every_task_can_be_scaled(config, monkeypatch, tmp_path):
     from toolkit.lab.jobs.jobs import Launch, step_rows

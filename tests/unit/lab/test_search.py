@@ -81,6 +81,7 @@ def states(found: SearchReport) -> dict[str, int]:
     return dict(Counter(row["state"] for row in found.trials))
 
 
+@pytest.mark.slow
 def test_a_grid_trains_each_point_once_and_says_what_happened_to_each(make):
     search, log = make
     momentum = Dimension("train.optim_args", ("{}", "{momentum: 0.9}"))  # which Adam has not: infeasible points
@@ -481,6 +482,7 @@ def test_the_command_needs_its_files(tmp_path, capsys):
         assert message in capsys.readouterr().err.replace("\n  ", " ")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_command_writes_its_pages_and_shows_them(make, tmp_path, capsys):
     space = tmp_path / "space.yaml"

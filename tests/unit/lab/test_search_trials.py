@@ -56,6 +56,7 @@ def rates(run: Path) -> list[float]:
 TENSORS = ("model.safetensors", "optimizer.safetensors")
 
 
+@pytest.mark.slow
 def test_a_trial_sees_no_test_rows_and_its_winner_is_scored_on_them(tmp_path):
     found = train(tmp_path / "run")
     assert (found["state"], found["steps"]) == ("finished", 6)
@@ -99,6 +100,7 @@ def test_a_divergent_rate_and_an_impossible_setting_are_named(tmp_path):
     assert "validation rows" in alone["reason"]
 
 
+@pytest.mark.slow
 def test_a_child_is_its_parent_to_the_bit_and_then_explores(tmp_path):
     parent, child, twin = (tmp_path / name for name in ("parent", "child", "twin"))
     first = train(parent, segment=1)

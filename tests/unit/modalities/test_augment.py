@@ -294,7 +294,7 @@ def test_predictions_need_neither_texts_nor_the_list(file):
 # Runs
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("config", "settings"), [
     ("reviews", ["task.augment.random_deletion=0.3", "task.augment.random_swap=0.3", "train.unpadded=true"]),
     ("reviews/smoke_pair", ["task.augment.random_deletion=0.3", "train.unpadded=false"]),

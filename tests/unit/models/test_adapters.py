@@ -67,7 +67,7 @@ def logits(model, job) -> dict[str, torch.Tensor]:
     return {name: outputs[name] for name in ("logits", "start_logits", "end_logits") if name in outputs}
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("task", "method"), METHODS)
 def test_what_is_trained_is_what_peft_loads(task, method, tmp_path, job, capsys):
     from peft import PeftModel

@@ -119,7 +119,7 @@ def trained(folder: Path, name: str, chunks: bool, *more: str) -> Path:
     return run
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_training_is_the_same(name, tmp_path, monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK", 7)
@@ -130,7 +130,7 @@ def test_a_training_is_the_same(name, tmp_path, monkeypatch):
     assert_close(predictions(one), predictions(other), FLOAT64)
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [("model.peft.method=lora",), ("train.unpadded=true",), ("engine=trainer",)])
 def test_a_training_is_the_same_with(more, tmp_path, monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK", 7)

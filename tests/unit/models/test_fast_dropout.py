@@ -107,7 +107,7 @@ def test_attention_is_the_formula_with_the_mask_that_was_drawn(name, is_causal):
     assert found.isfinite().all()
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", masks())
 def test_gradients_of_attention(name):
     mask = masks()[name]
@@ -250,6 +250,7 @@ def test_all_dropout_of_a_model_is_drawn_fast(kind):
     assert not {*evaluated.names} & {"random_", "bernoulli_"}
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_recomputed_activations_have_the_same_masks(kind, dtype):

@@ -95,6 +95,7 @@ def measured(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> tuple[tu
     return tuple(logits.shape), loss.detach(), are_correct(logits, labels, labelled), gradients
 
 
+@pytest.mark.fast(10)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_loss_and_gradients_are_those_of_all_logits(kind):
     model, batch = built(kind), batch_of(kind)

@@ -48,6 +48,7 @@ def settings(request, tmp_path_factory) -> tuple[str, ...]:
 TRAINED = "model.peft.trainable_token_indices=[400, 401]"
 
 
+@pytest.mark.fast(1)
 def test_a_run_that_does_not_train_them_says_so(settings, tmp_path, caplog, capsys):
     train(CHAT, tmp_path / "run", *settings, "train.max_steps=1")
     said = f"has not learned {NEW[0]}, {NEW[1]} of the chat template, and embeddings are frozen; set {TRAINED} to"
@@ -57,6 +58,7 @@ def test_a_run_that_does_not_train_them_says_so(settings, tmp_path, caplog, caps
     assert "has not learned" not in caplog.text + capsys.readouterr().err
 
 
+@pytest.mark.fast(1)
 def test_their_rows_are_trained_saved_and_merged(settings, tmp_path):
     runs = {"run": "train.chunked_loss=false", "chunked": "train.chunked_loss=true", "trainer": "engine=trainer"}
     for name, own in runs.items():
@@ -90,6 +92,7 @@ def is_tied(folder) -> bool:
     return bool(config["tie_word_embeddings"])
 
 
+@pytest.mark.fast(1)
 def test_a_run_stopped_in_between_ends_with_the_same_bits(settings, tmp_path, monkeypatch):
     every = (*settings, TRAINED, "checkpoint.save_steps=1", "model.peft.lora_dropout=0.1")
     train(CHAT, tmp_path / "whole", *every)

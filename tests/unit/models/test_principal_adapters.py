@@ -46,6 +46,7 @@ def disturbed(adapted) -> None:
             parameter.data += 0.3 * torch.randn_like(parameter)
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize(("method", "start"), STARTS)
 def test_saved_adapters_fit_the_unchanged_base_in_float64(kind, method, start, tmp_path):
@@ -101,6 +102,7 @@ def run_settings(start: str) -> tuple[str, ...]:
     return (*FEW, "model.peft.method=lora", "model.peft.r=4", f"model.peft.init_lora_weights={start}")
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("start", ["pissa", "olora"])
 def test_a_run_is_the_same_with_both_engines_saved_and_merged(start, tmp_path, capsys):
     run, other = tmp_path / "run", tmp_path / "trainer"
@@ -116,6 +118,7 @@ def test_a_run_is_the_same_with_both_engines_saved_and_merged(start, tmp_path, c
     assert "largest difference of an output on" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_between_ends_with_the_same_bits(tmp_path, monkeypatch):
     every = (*run_settings("pissa_niter_4"), "checkpoint.save_steps=1", "train.max_steps=4", "eval.eval_steps=1",
              "model.peft.lora_dropout=0.1", "checkpoint.load_best_model_at_end=true")  # fmt: skip

@@ -38,6 +38,7 @@ def whole(settings, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_between_ends_with_the_same_bits(settings, whole, tmp_path, monkeypatch):
     stop_before = stopper(monkeypatch)
     stop_before(3)

@@ -82,6 +82,7 @@ def gradients(case: str, setting: str, fast_dropout: bool = False, **more: str) 
     return [p.grad for p in model.parameters() if p.grad is not None], sum(kept.values())
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("fast", [False, True], ids=["torch", "fast_dropout"])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_with_dropout_are_bit_identical(case, fast):
@@ -177,6 +178,7 @@ def test_models_that_skip_layers_are_rejected():
         spare_activations(model, TrainConfig(activation_compression="int8"))
 
 
+@pytest.mark.slow
 def test_both_engines_and_unpadded_rows_train_the_same(tmp_path):
     few = ("train.max_steps=3", "checkpoint.save_steps=null")
     train("reviews", tmp_path / "none", *RANDOM["reviews"], *few)

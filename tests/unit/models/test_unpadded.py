@@ -52,12 +52,14 @@ def assert_same(padded, unpadded, inputs, flat=True, tolerance=1e-12):
     assert found.gradient <= tolerance
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize(("kind", "head"), FEW)
 def test_outputs_and_gradients_are_those_of_the_padded_model(kind, head, kernel):
     assert kind not in IN_FLOAT32
     assert_same(*copies(kind, head), batch(head))
 
 
+@pytest.mark.fast(4)
 @pytest.mark.parametrize(("kind", "head"), FEW)
 def test_recomputed_layers_find_the_packing_again(kind, head):
     padded, unpadded = copies(kind, head)
@@ -80,6 +82,7 @@ def test_two_passes_may_be_in_flight(kind, head):
         torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-9, atol=1e-12, msg=name)
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize("padded_sides", ["both", "source", "target", "neither"])
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_either_side_of_a_translation_may_have_no_padding(kind, padded_sides, kernel):

@@ -46,7 +46,7 @@ def run(name, folder, *settings):
     return json.loads((folder / "run.json").read_text())["resolved"]["train.unpadded"]
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_a_run_without_padding_is_the_run_with_it(name, tmp_path):
     assert run(name, tmp_path / "auto") is True
@@ -96,6 +96,7 @@ def test_a_finished_run_predicts_without_padding(tmp_path):
     assert_close(together, [{**row, "id": found["id"]} for row, found in zip(alone, together, strict=True)], 1e-4)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     "settings",
     [

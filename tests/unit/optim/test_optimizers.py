@@ -291,6 +291,7 @@ def test_adafactor_relative_logs_the_rate_that_it_takes(tmp_path):
     assert rising == pytest.approx([1e-6, 2e-6, 3e-6])
 
 
+@pytest.mark.slow
 def test_schedule_free_trains_the_same_however_often_it_is_evaluated_and_keeps_the_best_average(
     tmp_path, monkeypatch, capsys
 ):

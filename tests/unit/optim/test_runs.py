@@ -66,7 +66,7 @@ def test_the_table_has_them_all():
     assert {name for name, _ in SCHEDULES.values()} == set(SHAPES) - {"range_test"}
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     "optim", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in PRESETS]
 )

@@ -134,6 +134,7 @@ def test_a_warm_up_in_epochs_ends_before_the_run(tmp_path):
         train("reviews", tmp_path, *RUN, *long)
 
 
+@pytest.mark.slow
 def test_momentum_and_lengths_in_epochs_are_the_same_in_both_engines_and_after_a_resume(tmp_path, monkeypatch):
     run = (*RUN, "checkpoint.save_steps=1", "train.optim=sgd", "train.optim_args.nesterov=true",
            "train.learning_rate=0.1", "train.lr_scheduler_type=cyclic", "train.lr_scheduler_kwargs="
@@ -195,6 +196,7 @@ def test_wrong_arguments_of_a_schedule_are_named(name, given, message):
     assert re.search(message, problem)
 
 
+@pytest.mark.slow
 def test_a_plateau_is_that_of_torch_and_survives_a_resume(tmp_path, monkeypatch):
     train("reviews", tmp_path / "whole", *PLATEAU)
     losses = [line["eval_loss"] for line in lines(tmp_path / "whole", "eval_loss")]
@@ -224,6 +226,7 @@ def test_cycles_end_where_the_rate_is_at_its_peak_again():
     assert cycle_ends(longer, 14) == [4, 8, 14]  # 1.71, 3.43 and 6.86 steps
 
 
+@pytest.mark.slow
 def test_snapshots_are_averaged_under_both_engines_and_after_a_resume(tmp_path, monkeypatch, capsys):
     result = train("reviews", tmp_path / "whole", *CYCLES)
     assert re.search(r"^ +ensemble_accuracy +[\d.]+ *$", capsys.readouterr().out, re.M)

@@ -81,6 +81,7 @@ def build(case: str, model: nn.Module, reverse: bool = False) -> Any:
     return optimizer
 
 
+@pytest.mark.fast(40)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

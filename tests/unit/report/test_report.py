@@ -253,6 +253,7 @@ return [wide, order(), document.images.length];
 """
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_browser_shows_and_sorts_it_without_a_word(folder: Path, page: str, tmp_path: Path) -> None:
     shutil.copy(folder / "report.html", tmp_path)

@@ -36,6 +36,7 @@ def test_a_report_that_fails_loses_nothing_else(tmp_path, monkeypatch):
     assert pushed == [tmp_path / "run" / "model"]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("config", "answer", "metric"),
     [

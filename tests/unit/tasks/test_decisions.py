@@ -38,6 +38,7 @@ def overconfident(scores: np.ndarray) -> np.ndarray:
     return (sharp / sharp.sum(1, keepdims=True)).astype(np.float32)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("value", [0.85, 0.9, 0.95])
 def test_the_precision_of_decided_rows_is_kept_as_often_as_promised(value: float) -> None:
     many, decided, kept = classes(10**6, 50_000), 0, 0

@@ -40,6 +40,7 @@ def prompts(count: int) -> list[list[int]]:
     return [[(7 * row + 3 * place) % 35 + 4 for place in range(1 + row % 9)] for row in range(count)]
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_a_prompt_is_continued_alone_as_with_others(model, settings):
     how, given = Generating(END, 10, 24, settings), [*prompts(12), [5] * 30, [6] * 20]

@@ -370,6 +370,7 @@ def test_an_mlflow_run_that_fails_is_not_in_the_way_of_the_next(output_dir, monk
     assert (next_one / "tracking" / "mlflow.db").is_file()
 
 
+@pytest.mark.slow
 def test_a_server_that_the_user_gave_mlflow_is_kept(output_dir, tmp_path, monkeypatch):
     server = f"sqlite:///{tmp_path}/here/server.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
