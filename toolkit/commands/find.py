@@ -107,6 +107,8 @@ def add_lr_find(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ramp", choices=("exponential", "linear"), default="exponential",
                         help="how the rate rises (default: exponential)")  # fmt: skip
     options.add_least(parser, "--steps", f"{STEPS}, at least {LEAST_STEPS}", STEPS, LEAST_STEPS)
+    about = "train STEPS steps from the same weights for each of --steps rates (default: one training through all)"
+    parser.add_argument("--reset", type=options.at_least(2), metavar="STEPS", help=about)
     options.add_launch(parser)
     options.add_output(parser, "OUTPUT_DIR-lr-find", folder=True)
 
@@ -116,7 +118,7 @@ def run_lr_find(arguments: argparse.Namespace) -> None:
     request = options.request(arguments, "lr-find")
     from toolkit.lab.lr_find import find
 
-    report = find(request, arguments.start_lr, arguments.end_lr, arguments.ramp, arguments.steps)
+    report = find(request, arguments.start_lr, arguments.end_lr, arguments.ramp, arguments.steps, arguments.reset)
     report.publish(request.output)
 
 

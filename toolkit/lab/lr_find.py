@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from toolkit.api.training import Callback
 from toolkit.base.console import format_value
@@ -26,7 +28,11 @@ from toolkit.lab.jobs.training import STEPS_ONLY, unfrozen_at_once
 from toolkit.lab.tool import Report, Request
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.schedules import factor_of, peak_rate
+from toolkit.optim.state import unwrapped
 from toolkit.recipe import load_settings, load_task_type
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POINTS = {
     "start_of_decline": "the loss begins to fall",
@@ -64,6 +70,7 @@ class LearningRates(Report):
     to: float
     ramp: str
     steps: int
+    reset: int | None
     rows_per_step: int
     processes: int
     config: str
@@ -122,30 +129,35 @@ class LearningRates(Report):
         return [rate for rate, _ in self.curve], [loss if loss <= limit else math.nan for loss in self.smoothed]
 
     def _how(self) -> Text:
+        trained = f"Trained for {len(self.curve) + 1} of {self.steps} steps"
+        if self.reset is not None:
+            trained = f"Trained for {self.reset} steps from the same weights at each of {len(self.curve)} rates,"
         return Text(
-            f"Trained for {len(self.curve) + 1} of {self.steps} steps of {self.rows_per_step} rows while the rate rose "
-            f"from {format_value(self.from_)} to {format_value(self.to)}. {ENDS[self.ended]} Each point is the rate of "
-            "an update and the mean loss of the step after it; losses are smoothed with their neighbours. No model was "
-            "written."
+            f"{trained} of {self.rows_per_step} rows while the rate rose from {format_value(self.from_)} to "
+            f"{format_value(self.to)}. {ENDS[self.ended]} Each point is the rate of an update and the mean loss of the "
+            "step after it; losses are smoothed with their neighbours. No model was written."
         )
 
 
-def find(request: Request, start: float | None, end: float | None, ramp: str, steps: int) -> LearningRates:
+def find(
+    request: Request, start: float | None, end: float | None, ramp: str, steps: int, reset: int | None = None
+) -> LearningRates:
     """Trains while the rate rises (`ramp`: `exponential` or `linear`) from `start` to `end`, and reads the losses.
 
-    None for a rate means one that follows from the configured rate. Raises ConfigError if the test cannot start;
+    None for a rate means one that follows from the configured rate. With `reset`, there are `steps` points, and as many
+    steps for each, from the weights that the run starts with. Raises ConfigError if the test cannot start;
     InputError if there is no range, or the optimizer has no rate; RunError if training fails, or the test ends too
     early.
     """
     cfg = request.cfg
     low, high = _range(cfg, start, end)
-    tested = request.override(STEPS_ONLY, unfrozen_at_once(cfg), _ramp(cfg, low, high, ramp, steps))
+    tested = request.override(STEPS_ONLY, unfrozen_at_once(cfg), _ramp(cfg, low, high, ramp, steps * (reset or 1)))
     request.make_output()
-    measured = tested.measured("lr_find")
+    measured = tested.measured("lr_find", reset=reset)
     curve = measured["curve"]
     if len(curve) < 3:
         raise RunError(
-            f"the loss was not finite after {len(curve)} steps already, at a rate of {low:g}; lower --start-lr"
+            f"the loss was not finite after {len(curve)} points already, at a rate of {low:g}; lower --start-lr"
         )
     rates, losses = zip(*curve, strict=True)
     reading = read(rates, losses, blew_up=measured["ended"] != "finished")
@@ -158,7 +170,7 @@ def find(request: Request, start: float | None, end: float | None, ramp: str, st
                 "divergence": reading.divergence, "plain": reading.plain, "one_cycle": reading.high,
                 "cyclic": None if reading.high is None else [reading.decline, reading.high]},
         curve=curve, smoothed=reading.smoothed, ended=measured["ended"], from_=low, to=high, ramp=ramp, steps=steps,
-        rows_per_step=step_rows(tested.cfg, request.launch.processes), processes=request.launch.processes,
+        reset=reset, rows_per_step=step_rows(tested.cfg, request.launch.processes), processes=request.launch.processes,
         config=str(request.config), command=request.command,
     )  # fmt: skip
 
@@ -234,14 +246,27 @@ class _Over(Exception):  # noqa: N818 - not an error
 
 
 class Curve(Callback):
-    """Records the loss after each update, and ends the run after `steps` steps, or once it diverges."""
+    """Records the loss after each update, and ends the run after `steps` steps, or once it diverges.
 
-    def __init__(self, steps: int) -> None:
-        self.steps, self.ended = steps, "finished"
+    With `reset`, it records the last of that many steps, and then sets model and optimizer back to the run's start.
+    """
+
+    def __init__(self, steps: int, reset: int | None = None) -> None:
+        self.steps, self.reset, self.ended = steps, reset, "finished"
+        self._start: list[Tensor] = []
         self.points: list[tuple[float, float]] = []
         """The rate of each update, and the mean loss per item of the step after it."""
         self._mean, self._lowest = RunningMean(), math.inf
         self._first: float | None = None
+
+    def before_update(self) -> None:
+        """Keeps the weights of the run's start, if they are needed again."""
+        if self.reset and not self._start:
+            self._start = [tensor.detach().clone() for tensor in self._tensors()]
+
+    def _tensors(self) -> Iterator[Tensor]:
+        model = self.training.bare_model
+        return chain((p for p in model.parameters() if p.requires_grad), model.buffers())
 
     def after_step(self, record: Mapping[str, float]) -> None:
         """Records a step, whose loss is that of the parameters before its update.
@@ -249,6 +274,8 @@ class Curve(Callback):
         Raises _Over on every rank, after the last step, or once the loss has diverged.
         """
         run, step = self.training.run, self.training.state.step
+        if self.reset and step % self.reset:
+            return
         (total,) = data_sum(run.accelerator, run.mesh, record["loss_sum"])
         loss = total / record["num_items"] if record["num_items"] else math.nan
         if step > 1:
@@ -257,6 +284,11 @@ class Curve(Callback):
             self.ended = "diverged"
         if step == self.steps or self.ended == "diverged":
             raise _Over
+        with torch.no_grad():
+            for tensor, start in zip(self._tensors(), self._start, strict=False):  # none without `reset`
+                tensor.copy_(start)
+        if self.reset:
+            unwrapped(self.training.optimizer).state.clear()
 
     def _rate(self, step: int) -> float:
         train = self.training.run.cfg.train
@@ -291,7 +323,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
     task_type = load_task_type(job["recipe"])
     cfg = load_settings(task_type, job["config"], job["overrides"]).config
-    curve = Curve(cfg.train.max_steps)
+    curve = Curve(cfg.train.max_steps, job.get("reset"))
     recipe, exact = Path(job["recipe"]), bool(job.get("float64"))
     with prepared_run(cfg, task_type(cfg), recipe, float64=exact) as run:
         try:
