@@ -22,11 +22,21 @@ def histograms(run: Path) -> dict[str, list[float]]:
     return {name: [each.num, each.min, each.max, each.sum] for name, each in sorted(found.items())}
 
 
+def operations(run: Path) -> list[tuple[str, list[str]]]:
+    """Returns the linear operations of the model's graph, and what they use."""
+    (file,) = run.rglob("events.out.tfevents*")
+    nodes = EventAccumulator(str(file.parent)).Reload().Graph().node
+    return [(node.name, [*node.input]) for node in nodes if node.op == "linear"]
+
+
 def test_every_strategy_shows_the_tensors_of_one_process(tmp_path):
     names = ("ddp", "fsdp", "tensor", "pipeline")
     fork([Path(histogram_runs.__file__), tmp_path, *names], 2)
     histogram_runs.main(tmp_path, "one")
     expected = histograms(tmp_path / "one")
     assert len([name for name in expected if name.startswith("gradients/")]) == len(expected) / 2 > 20
+    assert len(operations(tmp_path / "ddp")) > 10
+    assert operations(tmp_path / "ddp") == operations(tmp_path / "fsdp")
+    assert [name for name, _ in operations(tmp_path / "tensor")] == [name for name, _ in operations(tmp_path / "ddp")]
     for name in names:
         assert_close(histograms(tmp_path / name), expected, FLOAT64, name)

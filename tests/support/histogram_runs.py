@@ -1,4 +1,4 @@
-"""Runs with histograms of weights and gradients: `accelerate launch histogram_runs.py OUTPUT_DIR STRATEGY...`."""
+"""Runs with histograms, and with graphs except of stages: `accelerate launch histogram_runs.py OUTPUT_DIR STRATEGY...`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def main(folder: Path, *names: str) -> None:
             f"train.per_device_train_batch_size={BATCH}",
             f"train.gradient_accumulation_steps={ROWS // BATCH // data_ranks}",
         )
-        train("reviews", folder / name, *RUN, *SGD, *window, *settings, double=True)
+        graph = f"tracking.graph={str(name not in ('one', 'pipeline')).lower()}"
+        train("reviews", folder / name, *RUN, *SGD, *window, *settings, graph, double=True)
 
 
 if __name__ == "__main__":

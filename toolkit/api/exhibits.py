@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from toolkit.document.blocks import Table
 
@@ -17,6 +17,15 @@ class Histogram:
     edges: Sequence[float]  # `[N + 1]` edges of the bins, of equal width, from the lowest value to the highest
     total: float  # sum of the values
     squares: float  # sum of their squares
+
+
+class Node(NamedTuple):
+    """A tensor of a model's forward pass."""
+
+    name: str  # the operation in its module, or the parameter: `/` separates nested modules
+    kind: str  # the name of the operation, `Input` or `Parameter`
+    used: Sequence[str]  # names of the nodes from which it is computed
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,9 @@ class Trackers(Protocol):
 
     def histograms(self, found: Mapping[str, Histogram], step: int) -> None:
         """Logs histograms by name."""
+
+    def graph(self, nodes: Sequence[Node]) -> None:
+        """Shows the operations of the model as a graph in TensorBoard."""
 
     def show(self, exhibits: Exhibits) -> None:
         """Shows what a finished run has to show."""

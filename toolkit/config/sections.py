@@ -276,6 +276,8 @@ class TrackingConfig:
     for Trackio the extra `trackio`)."""
     histogram_steps: Positive | None = None
     """Steps between histograms of the trained weights and their gradients in trackers; null for none."""
+    graph: bool = False
+    """Show the operations of the model's forward pass as a graph in TensorBoard."""
     project: str = "finetune-toolkit"
     """Project name for trackers."""
     run_name: str | None = None

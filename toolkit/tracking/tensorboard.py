@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.exhibits import Exhibits, Histogram
+from toolkit.api.exhibits import Exhibits, Histogram, Node
 from toolkit.document import render
 from toolkit.tracking.sink import TrackedRun, final_numbers, folder_name, report_tag
 
@@ -55,6 +55,22 @@ class TensorBoard:
                 name, each.edges[0], each.edges[-1], sum(each.counts), each.total, each.squares,
                 each.edges[1:], each.counts, step,
             )  # fmt: skip
+        self._writer.flush()
+
+    def graph(self, nodes: Sequence[Node]) -> None:
+        """Writes a graph; `/` in names are nested boxes in TensorBoard."""
+        from tensorboard.compat.proto.attr_value_pb2 import AttrValue
+        from tensorboard.compat.proto.config_pb2 import RunMetadata
+        from tensorboard.compat.proto.graph_pb2 import GraphDef
+        from tensorboard.compat.proto.node_def_pb2 import NodeDef
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+
+        def written(node: Node) -> NodeDef:
+            shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in node.shape])
+            shapes = {"_output_shapes": AttrValue(list=AttrValue.ListValue(shape=[shape]))}
+            return NodeDef(name=node.name, op=node.kind, input=node.used, attr=shapes)
+
+        self._writer._get_file_writer().add_graph((GraphDef(node=map(written, nodes)), RunMetadata()))
         self._writer.flush()
 
     def show(self, exhibits: Exhibits) -> None:

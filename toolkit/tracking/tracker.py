@@ -6,13 +6,13 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from toolkit.api.exhibits import Exhibits, Histogram, Trackers
+from toolkit.api.exhibits import Exhibits, Histogram, Node, Trackers
 from toolkit.base.console import format_value, say
 from toolkit.base.errors import RunError
 from toolkit.base.files import naming, read_json, write_json
@@ -100,6 +100,13 @@ class RunTrackers:
     def histograms(self, found: Mapping[str, Histogram], step: int) -> None:
         """Logs histograms by name."""
         self._all("histograms", found, step)
+
+    def graph(self, nodes: Sequence[Node]) -> None:
+        """Shows the model in TensorBoard, the only tracker with graphs."""
+        from toolkit.tracking.tensorboard import TensorBoard
+
+        if isinstance(sink := self._active.get("tensorboard"), TensorBoard):
+            self._guarded("tensorboard", partial(sink.graph, nodes))
 
     def show(self, exhibits: Exhibits) -> None:
         """Shows the report's pictures, tables and page."""

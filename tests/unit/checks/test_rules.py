@@ -178,6 +178,9 @@ CONFLICTS = {
     "train.strategy=local_sgd train.mixed_precision=fp16": "set train.mixed_precision to bf16 or no, or train.strategy",
     "tracking.run_name=a": "set tracking.report_to, or remove tracking.run_name",
     "tracking.project=a": "set tracking.report_to, or remove tracking.project",
+    "tracking.graph=true tracking.report_to=[mlflow]": "set tracking.report_to to a list with tensorboard",
+    "tracking.graph=true tracking.report_to=[tensorboard] train.torch_compile=true": "code is not made of the model's",
+    "tracking.graph=true tracking.report_to=[tensorboard] parallel.pipeline=2": "the operations of its stage only",
     "tracking.histogram_steps=5 tracking.report_to=[mlflow]": "set tracking.report_to to a list with tensorboard",
     "tracking.histogram_steps=5 tracking.report_to=[wandb] parallel.backend=deepspeed parallel.zero_stage=2": (
         "set parallel.backend to torch, or remove tracking.histogram_steps"

@@ -67,7 +67,7 @@ def run(tmp_path_factory) -> Iterator[Path]:
         patch.chdir(place / "here")
         files = (f"data.train_file={ROOT}/recipes/data/reviews/train.csv",)
         tracked = ("tracking.report_to=[tensorboard,wandb,mlflow]", "tracking.run_name=mine",
-                   "tracking.histogram_steps=2")  # fmt: skip
+                   "tracking.histogram_steps=2", "tracking.graph=true")  # fmt: skip
         for steps in (2, 4):
             train("reviews", place / "run", *FEW, *files, *tracked, f"train.max_steps={steps}",
                   "checkpoint.resume=auto")  # fmt: skip
@@ -92,6 +92,10 @@ def test_tensorboard_shows_curves_histograms_figures_texts_and_settings_with_fin
         assert (last.min, last.max) == (float(final[name].min()), float(final[name].max()))
         assert last.sum == pytest.approx(float(final[name].double().sum()), rel=1e-3, abs=1e-3)
         assert [each.step for each in events.Histograms(f"gradients/{name}")] == [2, 4]
+    nodes = {node.name: node for node in events.Graph().node}
+    assert {"inputs/input_ids", "bert/encoder/layer/1/output/dense/weight"} <= nodes.keys()
+    assert nodes["classifier/linear"].input[1:] == ["classifier/weight", "classifier/bias"]
+    assert all(used in nodes for node in nodes.values() for used in node.input)
     assert set(events.Tags()["images"]) == {"report/curves", "report/classes_validation"}
     assert events.Images("report/curves")[-1].encoded_image_string.startswith(b"\x89PNG")
     text = events.Tensors("report/example_predictions/text_summary")[-1].tensor_proto.string_val[0].decode()

@@ -76,6 +76,7 @@ PIPELINE_RULES = (
             "the schedule has backward passes without the loss scale of fp16", "set train.mixed_precision to bf16"),
     _not_in("pipeline", "train.activation_checkpointing", lambda setting: "segments" in setting,
             "the layers of a segment may be on several stages", "set train.activation_checkpointing to full"),
+    _not_in("pipeline", "tracking.graph", True, "each process has the operations of its stage only"),
     _not_in("pipeline", "train.activation_compression", CHANGED,
             "the error of a row's gradient needs a schedule of its own"),
 )  # fmt: skip

@@ -38,6 +38,7 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
         lambda cfg: cfg.tracking.histogram_steps is not None,
         "toolkit.engine.callbacks.gradients.Histograms",
     ),
+    "graph": (lambda cfg: cfg.tracking.graph, "toolkit.engine.callbacks.graph.Graph"),
     "peak": (lambda cfg: cfg.tracking.count_memory, "toolkit.engine.callbacks.peak.CountedPeak"),
     "ema": (lambda cfg: cfg.train.ema_decay is not None, "toolkit.engine.callbacks.averages.AveragedWeights"),
 }
