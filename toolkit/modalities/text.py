@@ -533,9 +533,8 @@ def encode_with_overflow(
             f"tokenizers {version('tokenizers')} loses all but the first windows of long texts; install another "
             f"version: pip install 'tokenizers!={version('tokenizers')}'"
         )
-    # Other post-processors keep the token types of texts that were encoded alone.
+    # Other post-processors change the offsets of texts that were encoded alone.
     joins = isinstance(tokenizer.backend_tokenizer.post_processor, TemplateProcessing)
-    joins = joins or "token_type_ids" not in tokenizer.model_input_names
     if len(texts) == 2 and joins and options["truncation"] == "only_second":
         encoded = _joined(tokenizer, *(encode_once(tokenizer, each, known) for each in texts), **options)
     else:
@@ -571,6 +570,9 @@ def _joined(
     for name, own in zip(MODEL_INPUTS, ("ids", "attention_mask", "type_ids"), strict=True):
         if returned.get(f"return_{name}", name in tokenizer.model_input_names):
             columns[name] = [getattr(window, own) for window in windows]
+    for number, kinds in enumerate(columns.get("token_type_ids", ())):
+        if number and places[number] == places[number - 1]:  # templates give types to the first windows only
+            kinds[:] = [side or kind for side, kind in zip(windows[number].sequence_ids, kinds, strict=True)]
     return BatchEncoding(columns, windows)
 
 

@@ -149,7 +149,7 @@ def _question_limit(tokenizer: Any, max_length: int, doc_stride: int) -> int:
 
 
 def _fit_questions(questions: Sequence[str], tokenizer: Any, limit: int, known: dict[str, Any]) -> list[str]:
-    """Questions without leading blanks (some are padded with many), cut to `limit` tokens; `known` is `encode_once`'s."""
+    """Returns questions without leading blanks (some are padded with many), cut to `limit` tokens."""
     fitted = [question.lstrip() for question in questions]
     for i, encoding in enumerate(encode_once(tokenizer, fitted, known)):
         # A shorter text may split into other tokens, so it is measured again after each cut.
