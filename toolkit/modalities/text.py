@@ -19,6 +19,7 @@ from toolkit.config.sections import ModelConfig
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from tokenizers import Encoding
     from torch import nn
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -508,12 +509,15 @@ def thumbnail(text: str, options: Any) -> None:
     """Returns None, because a text is shown as it is."""
 
 
-def encode_with_overflow(tokenizer: PreTrainedTokenizerBase, *texts: list[str], **options: Any) -> BatchEncoding:
+def encode_with_overflow(
+    tokenizer: PreTrainedTokenizerBase, *texts: list[str], known: dict[str, Encoding] | None = None, **options: Any
+) -> BatchEncoding:
     """Encodes texts, or pairs of texts, with offsets and with all tokens that do not fit into the first window.
 
     Args:
         tokenizer: a fast tokenizer.
         *texts: the texts, or the first and the second texts of pairs.
+        known: encodings of texts of pairs by `encode_once`.
         **options: `truncation`, `max_length`, `stride` and others of the tokenizer's call.
 
     Returns:
@@ -522,14 +526,54 @@ def encode_with_overflow(tokenizer: PreTrainedTokenizerBase, *texts: list[str], 
     Raises:
         InputError: if the installed `tokenizers` loses tokens.
     """
+    from tokenizers.processors import TemplateProcessing
+
     if not keeps_all_windows():
         raise InputError(
             f"tokenizers {version('tokenizers')} loses all but the first windows of long texts; install another "
             f"version: pip install 'tokenizers!={version('tokenizers')}'"
         )
-    encoded = tokenizer(*texts, return_overflowing_tokens=True, return_offsets_mapping=True, **options)
+    # Other post-processors change the offsets of texts that were encoded alone.
+    joins = isinstance(tokenizer.backend_tokenizer.post_processor, TemplateProcessing)
+    if len(texts) == 2 and joins and options["truncation"] == "only_second":
+        encoded = _joined(tokenizer, *(encode_once(tokenizer, each, known) for each in texts), **options)
+    else:
+        encoded = tokenizer(*texts, return_overflowing_tokens=True, return_offsets_mapping=True, **options)
     forget_truncation(tokenizer)
     return encoded
+
+
+def encode_once(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], known: dict[str, Encoding] | None = None
+) -> list[Encoding]:
+    """Returns the encodings of texts without special tokens; adds to `known` those that are not there."""
+    known = {} if known is None else known
+    if new := [text for text in dict.fromkeys(texts) if text not in known]:
+        alone = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+        known |= zip(new, tokenizer(new, add_special_tokens=False, **alone).encodings, strict=True)
+    return [known[text] for text in texts]
+
+
+def _joined(
+    tokenizer: PreTrainedTokenizerBase, first: list[Encoding], second: list[Encoding], *, truncation: str,
+    max_length: int, stride: int, **returned: bool,
+) -> BatchEncoding:  # fmt: skip
+    """Returns what the tokenizer's call does for pairs of encoded texts; `sequence_ids` are of the second ones only."""
+    from transformers import BatchEncoding
+
+    backend, direction = tokenizer.backend_tokenizer, tokenizer.truncation_side
+    backend.enable_truncation(max_length, stride=stride, strategy=truncation, direction=direction)
+    pairs = [backend.post_process(*pair) for pair in zip(first, second, strict=True)]
+    places = [place for place, pair in enumerate(pairs) for _ in range(1 + len(pair.overflowing))]
+    windows = [window for pair in pairs for window in (pair, *pair.overflowing)]
+    columns = {"offset_mapping": [window.offsets for window in windows], "overflow_to_sample_mapping": places}
+    for name, own in zip(MODEL_INPUTS, ("ids", "attention_mask", "type_ids"), strict=True):
+        if returned.get(f"return_{name}", name in tokenizer.model_input_names):
+            columns[name] = [getattr(window, own) for window in windows]
+    for number, kinds in enumerate(columns.get("token_type_ids", ())):
+        if number and places[number] == places[number - 1]:  # templates give types to the first windows only
+            kinds[:] = [side or kind for side, kind in zip(windows[number].sequence_ids, kinds, strict=True)]
+    return BatchEncoding(columns, windows)
 
 
 @cache

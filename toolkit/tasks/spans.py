@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.api.batch import IGNORE_INDEX, BadRow
 from toolkit.base.errors import InputError
-from toolkit.modalities.text import encode_with_overflow
+from toolkit.modalities.text import encode_once, encode_with_overflow
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,16 +72,17 @@ def encode_windows(
         InputError: if the tokenizer is not fast, `max_length` leaves no room for the context, or the context begins
             at position 0.
     """
-    questions = _fit_questions(rows["question"], tokenizer, _question_limit(tokenizer, max_length, doc_stride))
+    known: dict[str, Any] = {}
+    questions = _fit_questions(rows["question"], tokenizer, _question_limit(tokenizer, max_length, doc_stride), known)
     context_first = tokenizer.padding_side == "left"
     pairs = [questions, list(rows["context"])]
     encoded: Any = encode_with_overflow(
         tokenizer,
         *(reversed(pairs) if context_first else pairs),
+        known=known,
         truncation="only_first" if context_first else "only_second",
         max_length=max_length,
         stride=doc_stride,
-        padding=False,
         return_attention_mask=True,
     )
     owners = encoded["overflow_to_sample_mapping"]
@@ -147,19 +148,14 @@ def _question_limit(tokenizer: Any, max_length: int, doc_stride: int) -> int:
     return int(room - max(1, room // 4))
 
 
-def _fit_questions(questions: Sequence[str], tokenizer: Any, limit: int) -> list[str]:
-    """Questions without leading blanks (some are padded with many), cut to `limit` tokens."""
-
-    def measure(texts: list[str]) -> list[list[tuple[int, int]]]:
-        encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        return encoded["offset_mapping"]
-
+def _fit_questions(questions: Sequence[str], tokenizer: Any, limit: int, known: dict[str, Any]) -> list[str]:
+    """Returns questions without leading blanks (some are padded with many), cut to `limit` tokens."""
     fitted = [question.lstrip() for question in questions]
-    for i, offsets in enumerate(measure(fitted)):
+    for i, encoding in enumerate(encode_once(tokenizer, fitted, known)):
         # A shorter text may split into other tokens, so it is measured again after each cut.
-        while len(offsets) > limit and fitted[i]:
-            fitted[i] = fitted[i][: min(offsets[limit][0], len(fitted[i]) - 1)]
-            offsets = measure([fitted[i]])[0]
+        while len(encoding) > limit and fitted[i]:
+            fitted[i] = fitted[i][: min(encoding.offsets[limit][0], len(fitted[i]) - 1)]
+            (encoding,) = encode_once(tokenizer, [fitted[i]], known)
     return fitted
 
 
