@@ -102,6 +102,7 @@ def median_and_range(seconds: Sequence[float]) -> dict[str, Any]:
 def main() -> None:
     """Measures the commands and writes the result."""
     options = read_options(parser(__doc__, pairs=7))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled, too
     found: dict[str, list[float]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for number in range(options.quick, options.pairs + 1):

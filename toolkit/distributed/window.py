@@ -155,9 +155,17 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-def clip(accelerator: Accelerator, model: nn.Module, max_norm: float) -> float:
-    """Clips the gradient to a norm (0 turns clipping off) and returns its norm before clipping."""
-    return float(accelerator.clip_grad_norm_(model.parameters(), max_norm or float("inf")))
+def clip(accelerator: Accelerator, parameters: Sequence[Tensor], max_norm: float) -> float:
+    """Clips the gradient to a norm (0 turns clipping off) and returns its norm before clipping.
+
+    As `accelerator.clip_grad_norm_`, for parameters that are ordinary tensors; a smaller gradient is not multiplied.
+    """
+    accelerator.unscale_gradients()
+    norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    value = float(norm)
+    if max_norm and not value + 1e-6 < max_norm:
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return value
 
 
 @torch.no_grad()
@@ -202,6 +210,8 @@ def scale_gradients(parameters: Iterable[Tensor], norm: float, max_norm: float) 
 def seed_all(*key: int) -> None:
     """Seeds the global random numbers of torch, NumPy and Python from one or several integers."""
     words = np.random.SeedSequence(key).generate_state(3)
-    torch.manual_seed(int(words[0]))
+    # torch.manual_seed would also write down the stack, once for each kind of device that this machine lacks.
+    seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+    seed(int(words[0]))
     np.random.seed(int(words[1]))
     random.seed(int(words[2]))

@@ -10,6 +10,7 @@ from toolkit.base.console import progress
 from toolkit.engine.training import Session
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule, in_steps
+from toolkit.optim.state import unwrapped
 from toolkit.system.phases import phase
 
 
@@ -37,7 +38,7 @@ def fit(run: Run, observers: Sequence[Callback] = ()) -> FitResult:
                         optimizer.step()  # does nothing if `check_update` has decided to skip this window
                         if not accelerator.optimizer_step_was_skipped:
                             schedule.step()
-                        optimizer.zero_grad()
+                        unwrapped(optimizer).zero_grad()  # accelerate's inspects its signature in each step
                     session.count_step(loss_sum, grad_norm, learning_rate)
                     session.after_step(milestones.after(session.state.step))
                     bar.set_postfix(session.shown(), refresh=False)

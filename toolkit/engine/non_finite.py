@@ -100,8 +100,7 @@ class UpdateGuard:
         """Whether all ranks skip the update of the current step."""
         self.lost: LostGradient | None = None
         """The gradient that only this rank has dropped, until all ranks agree on it."""
-        if self._mode != "stop":
-            _make_skippable(training.optimizer, lambda: self.skips)
+        _make_skippable(training.optimizer, lambda: self.skips)
 
     def begin(self) -> None:
         """Begins a step."""
@@ -192,14 +191,16 @@ class UpdateGuard:
 
 
 def _make_skippable(optimizer: Optimizer, skips: Callable[[], bool]) -> None:
-    """Makes the step of a prepared optimizer do nothing if an update is skipped, as the fp16 scaler does."""
+    """Makes the step of a prepared optimizer do nothing if an update is skipped, as the fp16 scaler does.
+
+    It goes past accelerate's own step, which looks for a library on the disk in every step.
+    """
     prepared: Any = optimizer
-    step = prepared.step
 
     def step_unless_skipped(closure: Any = None) -> None:
-        skipped = skips() and prepared.scaler is None  # the scaler skips it itself, and must be asked
-        prepared._is_overflow = skipped
-        if not skipped:
-            step(closure)
+        prepared._is_overflow = skips()
+        if not prepared._is_overflow:
+            prepared.optimizer.step(closure)
 
-    prepared.step = step_unless_skipped
+    if prepared.scaler is None:  # which skips it itself, and must be asked
+        prepared.step = step_unless_skipped

@@ -457,16 +457,24 @@ def pad(features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) 
 
     Rows of windows become `[B, W, T]`, with windows of zeros behind those of shorter texts.
     """
+    import numpy as np
+    import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    from toolkit.data.batching.budget import multiple_of  # imports numpy, which a recipe's import must not
+    from toolkit.data.batching.budget import multiple_of, padded_length  # a recipe's import must not import numpy
 
     columns = [{name: row[name] for name in MODEL_INPUTS if name in row} for row in features]
     counts = [len(row["input_ids"]) for row in columns if isinstance(next(iter(row["input_ids"]), 0), Sequence)]
     if counts:
         columns = [dict(zip(row, window, strict=True)) for row in columns for window in zip(*row.values(), strict=True)]
-    multiple = multiple_of(tokenizer)
-    padded = dict(tokenizer.pad(columns, padding_side="right", pad_to_multiple_of=multiple, return_tensors="pt"))
+    if "attention_mask" in tokenizer.model_input_names:
+        columns = [{"attention_mask": [1] * len(row["input_ids"]), **row} for row in columns]
+    width = padded_length(max(len(row["input_ids"]) for row in columns), multiple_of(tokenizer))
+    padded = {}
+    for name in columns[0]:  # `tokenizer.pad` takes ten times as long
+        filler = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}.get(name, 0)
+        rows = [[*row[name], *[filler] * (width - len(row[name]))] for row in columns]
+        padded[name] = torch.from_numpy(np.array(rows, dtype=np.int64))
     if not counts:
         return padded
     return {name: pad_sequence(value.split(counts), batch_first=True) for name, value in padded.items()}

@@ -224,12 +224,13 @@ def context_mask(offsets: Sequence[Sequence[int]], width: int) -> Tensor:
 
     The `offsets` of B windows are those of `encode_windows`; T is the `width` that they are padded to on the right.
     """
+    import numpy as np
     import torch
 
-    mask = torch.zeros(len(offsets), width, dtype=torch.bool)
+    mask = np.zeros((len(offsets), width), dtype=bool)
     for row, flat in zip(mask, offsets, strict=True):
-        row[: len(flat) // 2] = torch.tensor(flat[::2]) >= 0
-    return mask
+        row[: len(flat) // 2] = np.array(flat[::2]) >= 0
+    return torch.from_numpy(mask)
 
 
 def masked_logits(start_logits: Tensor, end_logits: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:

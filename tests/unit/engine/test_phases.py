@@ -19,7 +19,7 @@ WORK = {
     "toolkit.tasks.heads.single_label.SingleLabel.loss_sum": 10.0,
     "accelerate.Accelerator.backward": 100.0,
     "toolkit.distributed.strategies.replicas.clip": 1e3,
-    "accelerate.optimizer.AcceleratedOptimizer.step": 1e4,
+    "torch.optim.AdamW._init_group": 5e3,  # once for each of the two groups of parameters
     "toolkit.engine.callbacks.averages.AveragedWeights.after_update": 1e4,
     "toolkit.tracking.tracker.Tracker.write_line": 1e5,
     "toolkit.engine.checkpointing.commit": 1e6,

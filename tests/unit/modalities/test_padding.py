@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from runs import SGD, assert_close, train, weights
 from tolerances import FLOAT64
 
 from toolkit.api.training import Callback
 from toolkit.base.errors import ConfigError
+from toolkit.data.batching.budget import padding_to
+from toolkit.modalities import text
 
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.validation_file=null", "eval.eval_steps=null",
        "checkpoint.save_steps=null", "train.per_device_train_batch_size=4")  # fmt: skip
@@ -56,3 +61,16 @@ def test_batches_have_few_shapes_and_training_stays_the_same(config, tmp_path):
 def test_what_cannot_be_padded_is_rejected(config, overrides, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         train(config, tmp_path / "run", *overrides, "train.pad_to_multiple_of=16")
+
+
+@pytest.mark.parametrize("multiple", [None, 8])
+@pytest.mark.parametrize("columns", [("input_ids",), ("input_ids", "attention_mask", "token_type_ids")])
+@pytest.mark.parametrize("segments", [0, 2])
+def test_a_batch_is_what_the_tokenizers_own_padding_gives(segments, columns, multiple):
+    options = SimpleNamespace(limits={"input": "max_length"}, max_length=32)
+    config = SimpleNamespace(vocab_size=300, type_vocab_size=segments)
+    tokenizer = text.new_processor(iter(["a few words"]), config, options)
+    tokenizer._pad_token_type_id = 1
+    rows = [{name: list(range(length)) for name in columns} for length in (5, 11, 0)]
+    expected = tokenizer.pad(rows, padding_side="right", pad_to_multiple_of=multiple, return_tensors="pt")
+    torch.testing.assert_close(text.pad(rows, padding_to(tokenizer, multiple)), dict(expected), rtol=0, atol=0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from toolkit.api.batch import Batch
-from toolkit.api.strategy import Collect, Strategy
+from toolkit.api.strategy import Collect, Replica, Strategy
 from toolkit.distributed.window import accumulate, clip
 from toolkit.optim.state import optimizer_state
 
@@ -25,13 +25,18 @@ class Replicas(Strategy):
         self.own = self.model = model
         return model
 
+    def bind(self, replica: Replica) -> None:
+        """Takes the prepared model and optimizer."""
+        super().bind(replica)
+        self.parameters = list(replica.model.parameters())  # walking through its modules takes long
+
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""
         return accumulate(self, self.replica.model, window, scale)
 
     def clip(self, max_norm: float) -> float:
         """Clips the gradient to a norm and returns its norm before clipping."""
-        return clip(self.accelerator, self.replica.model, max_norm)
+        return clip(self.accelerator, self.parameters, max_norm)
 
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
