@@ -62,19 +62,6 @@ def optimizer_state(optimizer: Any, model: nn.Module) -> tuple[dict[str, Tensor]
     return tensors, {"optimizer": type(optimizer).__name__, "groups": groups, "values": values, "shapes": shapes}
 
 
-def load_optimizer_state(
-    optimizer: Any, model: nn.Module, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]
-) -> None:
-    """Restores a state from `optimizer_state` bit for bit; everything is checked before anything is changed.
-
-    Groups are matched by their parameters, so their order, and the order in each of them, may differ. Raises
-    CheckpointError if the class, names, groups or shapes differ.
-    """
-    complete = [(name, Box.of(tensor.shape), tensor) for name, tensor in tensors.items()]
-    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
-    load_streamed_state(optimizer, model, empty, lambda boxes: complete, scalars)
-
-
 def load_streamed_state(
     optimizer: Any,
     model: nn.Module,
@@ -83,10 +70,12 @@ def load_streamed_state(
     scalars: Mapping[str, Any],
     outline: nn.Module | None = None,
 ) -> None:
-    """Restores a state as `load_optimizer_state`, from parts of tensors that are read one at a time.
+    """Restores a state from `optimizer_state` bit for bit, from parts of tensors that are read one at a time.
 
-    Shapes and types of the `saved` tensors are on the meta device; `read` reads the parts that this process holds. The
-    `outline` is the complete model, if other processes train some of its parameters; their state is omitted.
+    Everything is checked before anything is changed. Groups are matched by their parameters, so their order, and the
+    order in each of them, may differ. Shapes and types of the `saved` tensors are on the meta device; `read` reads the
+    parts that this process holds. The `outline` is the complete model, if other processes train some of its parameters;
+    their state is omitted.
 
     Raises:
         CheckpointError: if the class, names, groups or shapes differ.

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.base.errors import CheckpointError
+from toolkit.base.shards import Box
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.optimizers import build_optimizer, parameter_groups
 from toolkit.optim.presets import PRESETS
-from toolkit.optim.state import load_optimizer_state, optimizer_state
+from toolkit.optim.state import load_streamed_state, optimizer_state
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in PRESETS},
@@ -53,6 +54,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
         optimizer.zero_grad()
         model(inputs).square().sum().backward()
         optimizer.step()
+
+
+def load_optimizer_state(optimizer: Any, model: nn.Module, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
+    """Restores a state whose tensors are whole and in memory."""
+    complete = [(name, Box.of(tensor.shape), tensor) for name, tensor in tensors.items()]
+    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+    load_streamed_state(optimizer, model, empty, lambda _: complete, scalars)
 
 
 def through_json(saved: tuple[dict[str, Tensor], dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
