@@ -1,4 +1,4 @@
-"""Runs with histograms, and with graphs except of stages: `accelerate launch histogram_runs.py OUTPUT_DIR STRATEGY...`."""
+"""Runs with histograms, all but pipelines with graphs: `accelerate launch histogram_runs.py OUTPUT_DIR STRATEGY...`."""
 
 from __future__ import annotations
 
