@@ -13,6 +13,7 @@ from functools import reduce
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -72,6 +73,10 @@ class RowSource:
     beside: Beside = NO_COLUMNS  # columns that the task does not read
     copies: Path | None = None  # the folder with copies of files (see `toolkit.data.media.files.reference`)
     digest: Callable[[], str] | None = None  # returns the fingerprint of the present content; None if it cannot change
+
+
+CHECKED = [REASON, PREVIEW, EXCLUDED, INPUTS, LABEL, GROUP]
+"""Columns of the cache that say what a check has found."""
 
 
 def checked_features(task: Task) -> datasets.Features:
@@ -397,10 +402,13 @@ def split_bad(built: datasets.Dataset, source: RowSource) -> Table:
     good = built.data.column(REASON).is_null().to_numpy()
     rows = built if good.all() else built.select(np.flatnonzero(good))
     others = list(built.select_columns([NUMBER, REASON, PREVIEW, EXCLUDED]).select(np.flatnonzero(~good)))
+    return _split(rows.remove_columns(CHECKED), others, Keys.of_columns(rows), source)
+
+
+def _split(rows: datasets.Dataset, others: list[dict[str, Any]], keys: Keys, source: RowSource) -> Table:
     bad = [BadRowReport(row[NUMBER], row[REASON], json.loads(row[PREVIEW])) for row in others if not row[EXCLUDED]]
     excluded = Counter(row[REASON] for row in others if row[EXCLUDED])
-    own = rows.remove_columns([REASON, PREVIEW, EXCLUDED, INPUTS, LABEL, GROUP])
-    return Table(own, bad, source.fingerprint, source.name, Keys.of_columns(rows), excluded)
+    return Table(rows, bad, source.fingerprint, source.name, keys, excluded)
 
 
 def _cache_key(
@@ -565,8 +573,15 @@ def given_source(rows: Any, reading: Reading = RECOGNISED) -> RowSource:
 def table_of(rows: list[dict[str, Any]], source: RowSource, task: Task) -> Table:
     """Returns the table of rows that `checked_rows` has yielded, in memory."""
     import datasets
+    import pyarrow as pa
 
-    return split_bad(datasets.Dataset.from_list(rows, features=checked_features(task)), source)
+    features = datasets.Features({n: kind for n, kind in checked_features(task).items() if n not in CHECKED})
+    good, others = ([row for row in rows if (row[REASON] is None) is usable] for usable in (True, False))
+    own = [features.encode_example({name: row[name] for name in features}) for row in good]
+    keys = Keys(*(np.array([row[name] for row in good], dtype=np.int64) for name in (INPUTS, LABEL, GROUP)))
+    # With a fingerprint of its own: `datasets` would pickle all rows for one, which takes longer than to check a few.
+    built = datasets.Dataset(pa.Table.from_pylist(own, features.arrow_schema), fingerprint=uuid4().hex)
+    return _split(built, others, keys, source)
 
 
 def _raw_rows(rows: Any, reading: Reading) -> Iterator[RawRow]:
