@@ -81,7 +81,8 @@ def figures(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     model = texts.new_bert(folder / "model") if options.quick else texts.minilm(options.minilm)
     words, rows = texts.one_token_words(model), 64 if options.quick else options.rows
     run = trained_classifier(model, words, folder)
-    sizes = {clients: rows if clients > 1 else max(64, rows // 5) for clients in options.clients[: 1 if options.quick else None]}
+    counts = options.clients[:1] if options.quick else options.clients
+    sizes = {clients: rows if clients > 1 else rows // 5 for clients in counts}
     sides = [
         calling(f"{server}, {clients} at once", measured, server=server, run=run, clients=clients,
                 file=write_texts(words, size, folder / f"{size}.csv"))

@@ -38,8 +38,8 @@ from toolkit.data.columns import (
 from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys
 from toolkit.data.media.archives import reopen
 from toolkit.data.media.files import content_digest, is_archive, named_as_before, reference, with_former_names
-from toolkit.data.readers.arrow import ARROW_BATCH_ROWS, arrow_rows
-from toolkit.data.readers.raw import RECOGNISED, TAG, RawRow, Reading, check_names, checked, preview
+from toolkit.data.readers.arrow import python_rows
+from toolkit.data.readers.raw import RECOGNISED, TAG, RawRow, Reading, preview
 from toolkit.data.row_cache import code_fingerprint, decoders, from_cache
 from toolkit.data.sources import hub_rows, load_hub
 
@@ -567,7 +567,7 @@ def read_given(
 
 def given_source(rows: Any, reading: Reading = RECOGNISED) -> RowSource:
     """Returns the raw rows of Python objects as `given_table` takes them."""
-    return RowSource(NAME, "", "python", False, lambda: _raw_rows(rows, reading), Path().absolute())
+    return RowSource(NAME, "", "python", False, lambda: python_rows(rows, NAME, reading), Path().absolute())
 
 
 def table_of(rows: list[dict[str, Any]], source: RowSource, task: Task) -> Table:
@@ -582,31 +582,3 @@ def table_of(rows: list[dict[str, Any]], source: RowSource, task: Task) -> Table
     # With a fingerprint of its own: `datasets` would pickle all rows for one, which takes longer than to check a few.
     built = datasets.Dataset(pa.Table.from_pylist(own, features.arrow_schema), fingerprint=uuid4().hex)
     return _split(built, others, keys, source)
-
-
-def _raw_rows(rows: Any, reading: Reading) -> Iterator[RawRow]:
-    import datasets
-
-    if isinstance(rows, datasets.Dataset):
-        batches = rows.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
-        return checked(arrow_rows(batches, rows.features), NAME, reading)
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas is never imported here
-        check_names(Path(NAME), [str(name) for name in rows.columns])
-        rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
-    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
-        raise DataError(
-            f"{NAME}: received {type(rows).__name__}, expected a list of dictionaries, a datasets.Dataset or a pandas "
-            "data frame (for the rows of a file, use `toolkit predict` or `toolkit evaluate`)"
-        )
-    return checked((_raw_row(number, row) for number, row in enumerate(rows, start=1)), NAME, reading)
-
-
-def _raw_row(number: int, row: Any) -> RawRow:
-    if not isinstance(row, Mapping):
-        return RawRow(number, None, f"expected a dictionary, received {type(row).__name__}")
-    return RawRow(number, {str(name): _plain(value) for name, value in row.items()})
-
-
-def _plain(value: Any) -> Any:
-    """Returns a NumPy number as a Python number, and any other value unchanged."""
-    return value.item() if isinstance(value, np.generic) else value
