@@ -134,7 +134,7 @@ def translated(model: str, rows: Sequence[texts.Row], batch_size: int) -> list[s
         encoded = tokenizer(given, padding=True, truncation=True, max_length=64, return_tensors="pt")
         with torch.no_grad():
             ids = network.generate(**encoded, num_beams=1, do_sample=False, max_new_tokens=LONGEST_TRANSLATION)
-        answers += tokenizer.batch_decode(ids, skip_special_tokens=True)
+        answers += map(str.strip, tokenizer.batch_decode(ids, skip_special_tokens=True))
     return answers
 
 
@@ -185,9 +185,9 @@ def trained_classifier(model: Path, words: list[str], folder: Path) -> str:
 NO_ROWS = ("data.dataset_name=null", "data.validation_file=null", "checkpoint.load_best_model_at_end=false")
 KINDS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
     "image": ("reviews", "beans_vit", 400, (*NO_ROWS, "data.columns.label=label")),
-    "audio": ("reviews", "digits_wav2vec2", 150, (*NO_ROWS, "task.audio.max_seconds=20")),
+    "audio": ("reviews", "digits_wav2vec2", 60, (*NO_ROWS, "task.audio.max_seconds=20")),
     "qa": ("qa", "squad", 400, NO_ROWS),
-    "translation": ("translation", "multi30k", 1000, (
+    "translation": ("translation", "multi30k", 800, (
         "model.from_config=null", "data.validation_file=null", "task.num_beams=1",
         f"task.val_max_target_length={LONGEST_TRANSLATION}")),
 }  # fmt: skip
