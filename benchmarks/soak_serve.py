@@ -29,6 +29,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,29 +109,34 @@ class Clients:
         body = source.choice(MALFORMED) if malformed else {"rows": [self._rows[place] for place in places]}
         began = time.monotonic()
         try:
-            connection.request("POST", "/predict", json.dumps(body), {"Content-Type": "application/json"})
-            found = connection.getresponse()
-            content = json.loads(found.read())
+            status, content = ask(connection, json.dumps(body))
         except (http.client.HTTPException, OSError, ValueError) as error:
             connection.close()  # the next request opens it again
             self._count(f"lost: {type(error).__name__}")
             return
         seconds = time.monotonic() - began
         if malformed:
-            right = found.status == 422 and bool(content.get("error"))
+            right = status == 422 and bool(content.get("error"))
         else:
             wanted = [self._expected[place] for place in places]
-            right = found.status == 429 or (found.status == 200 and same(content.get("predictions"), wanted))
+            right = status == 429 or (status == 200 and same(content.get("predictions"), wanted))
         with self._lock:
-            self.statuses[f"{found.status}{' malformed' if malformed else ''}"] += 1
+            self.statuses[f"{status}{' malformed' if malformed else ''}"] += 1
             self.wrong += not right
-            if found.status == 200:
+            if status == 200:
                 self.seconds.append(seconds)
                 self.num_rows += len(places)
 
     def _count(self, what: str) -> None:
         with self._lock:
             self.statuses[what] += 1
+
+
+def ask(connection: http.client.HTTPConnection, body: str) -> tuple[int, Any]:
+    """Sends JSON to `/predict`, and returns the status and the answer."""
+    connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+    found = connection.getresponse()
+    return found.status, json.loads(found.read())
 
 
 def closed(connection: socket.socket) -> bool:
@@ -164,6 +171,17 @@ def answers(run: Path, file: Path, folder: Path) -> list[dict[str, Any]]:
     return [{name: row[name] for name in names} for row in written]
 
 
+@contextmanager
+def running(command: Sequence[str], log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Runs a server, whose output goes to a file, and yields it with its address; kills it at the end."""
+    with log.open("w") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+    try:
+        yield server, address_of(log, server)
+    finally:
+        server.kill()
+
+
 def address_of(log: Path, server: subprocess.Popen[bytes]) -> str:
     """Waits until the server listens, and returns its address.
 
@@ -172,7 +190,7 @@ def address_of(log: Path, server: subprocess.Popen[bytes]) -> str:
     """
     while server.poll() is None:
         text = log.read_text(encoding="utf-8")
-        if "Ctrl-C" in text and (found := ADDRESS.search(text)):
+        if "ctrl" in text.lower() and (found := ADDRESS.search(text)):
             return found[0]
         time.sleep(0.2)
     raise SystemExit(log.read_text(encoding="utf-8"))
@@ -198,12 +216,9 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Serves the run, sends requests, stops the server, and returns the figures."""
     rows = [json.loads(line) for line in options.rows.read_text(encoding="utf-8").splitlines()]
     expected, log = answers(options.run, options.rows, folder), folder / "server.log"
-    with log.open("w") as output:
-        command = [sys.executable, "-m", "toolkit", "serve", str(options.run), "--port", "0"]
-        limited = ["prlimit", f"--nofile={options.descriptors}", *command] if options.descriptors else command
-        server = subprocess.Popen(limited, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
-    try:
-        address = address_of(log, server)
+    command = [sys.executable, "-m", "toolkit", "serve", str(options.run), "--port", "0"]
+    limited = ["prlimit", f"--nofile={options.descriptors}", *command] if options.descriptors else command
+    with running(limited, log) as (server, address):
         end = time.monotonic() + options.seconds
         clients = Clients(address, rows, expected, end, options.pause)
         threads = [threading.Thread(target=clients.work, args=(seed,)) for seed in range(options.clients)]
@@ -218,8 +233,6 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             thread.join()
         server.send_signal(signal.SIGTERM)
         exit_code = server.wait(120)
-    finally:
-        server.kill()
     return {**figures(clients, samples), "exit_code": exit_code, "log": log.read_text(encoding="utf-8").splitlines()}
 
 

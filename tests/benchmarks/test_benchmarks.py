@@ -22,6 +22,7 @@ ONE_CASE = {
     "bench_gpu": ["--case", "qa_base"],
     "bench_guards": ["--only", "guards"],
     "bench_media": ["--case", "audio"],
+    "bench_predict": ["--case", "texts", "qa"],
     "bench_training": ["--case", "qa"],
 }
 """Cases of benchmarks whose other cases share their code."""

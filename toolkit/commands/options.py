@@ -290,6 +290,7 @@ def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tupl
     _reject_overrides_of_files(arguments.overrides)
     require_no_launcher(command)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KERNELS)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin would keep cores from those of requests
     opened = bound(arguments.host, arguments.port)
     try:
         return open_trained(arguments), expanded(arguments.run).absolute().name, opened

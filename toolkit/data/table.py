@@ -13,6 +13,7 @@ from functools import reduce
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -37,8 +38,8 @@ from toolkit.data.columns import (
 from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys
 from toolkit.data.media.archives import reopen
 from toolkit.data.media.files import content_digest, is_archive, named_as_before, reference, with_former_names
-from toolkit.data.readers.arrow import ARROW_BATCH_ROWS, arrow_rows
-from toolkit.data.readers.raw import RECOGNISED, TAG, RawRow, Reading, check_names, checked, preview
+from toolkit.data.readers.arrow import python_rows
+from toolkit.data.readers.raw import RECOGNISED, TAG, RawRow, Reading, preview
 from toolkit.data.row_cache import code_fingerprint, decoders, from_cache
 from toolkit.data.sources import hub_rows, load_hub
 
@@ -72,6 +73,10 @@ class RowSource:
     beside: Beside = NO_COLUMNS  # columns that the task does not read
     copies: Path | None = None  # the folder with copies of files (see `toolkit.data.media.files.reference`)
     digest: Callable[[], str] | None = None  # returns the fingerprint of the present content; None if it cannot change
+
+
+CHECKED = [REASON, PREVIEW, EXCLUDED, INPUTS, LABEL, GROUP]
+"""Columns of the cache that say what a check has found."""
 
 
 def checked_features(task: Task) -> datasets.Features:
@@ -397,10 +402,13 @@ def split_bad(built: datasets.Dataset, source: RowSource) -> Table:
     good = built.data.column(REASON).is_null().to_numpy()
     rows = built if good.all() else built.select(np.flatnonzero(good))
     others = list(built.select_columns([NUMBER, REASON, PREVIEW, EXCLUDED]).select(np.flatnonzero(~good)))
+    return _split(rows.remove_columns(CHECKED), others, Keys.of_columns(rows), source)
+
+
+def _split(rows: datasets.Dataset, others: list[dict[str, Any]], keys: Keys, source: RowSource) -> Table:
     bad = [BadRowReport(row[NUMBER], row[REASON], json.loads(row[PREVIEW])) for row in others if not row[EXCLUDED]]
     excluded = Counter(row[REASON] for row in others if row[EXCLUDED])
-    own = rows.remove_columns([REASON, PREVIEW, EXCLUDED, INPUTS, LABEL, GROUP])
-    return Table(own, bad, source.fingerprint, source.name, Keys.of_columns(rows), excluded)
+    return Table(rows, bad, source.fingerprint, source.name, keys, excluded)
 
 
 def _cache_key(
@@ -559,39 +567,18 @@ def read_given(
 
 def given_source(rows: Any, reading: Reading = RECOGNISED) -> RowSource:
     """Returns the raw rows of Python objects as `given_table` takes them."""
-    return RowSource(NAME, "", "python", False, lambda: _raw_rows(rows, reading), Path().absolute())
+    return RowSource(NAME, "", "python", False, lambda: python_rows(rows, NAME, reading), Path().absolute())
 
 
 def table_of(rows: list[dict[str, Any]], source: RowSource, task: Task) -> Table:
     """Returns the table of rows that `checked_rows` has yielded, in memory."""
     import datasets
+    import pyarrow as pa
 
-    return split_bad(datasets.Dataset.from_list(rows, features=checked_features(task)), source)
-
-
-def _raw_rows(rows: Any, reading: Reading) -> Iterator[RawRow]:
-    import datasets
-
-    if isinstance(rows, datasets.Dataset):
-        batches = rows.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
-        return checked(arrow_rows(batches, rows.features), NAME, reading)
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas is never imported here
-        check_names(Path(NAME), [str(name) for name in rows.columns])
-        rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
-    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
-        raise DataError(
-            f"{NAME}: received {type(rows).__name__}, expected a list of dictionaries, a datasets.Dataset or a pandas "
-            "data frame (for the rows of a file, use `toolkit predict` or `toolkit evaluate`)"
-        )
-    return checked((_raw_row(number, row) for number, row in enumerate(rows, start=1)), NAME, reading)
-
-
-def _raw_row(number: int, row: Any) -> RawRow:
-    if not isinstance(row, Mapping):
-        return RawRow(number, None, f"expected a dictionary, received {type(row).__name__}")
-    return RawRow(number, {str(name): _plain(value) for name, value in row.items()})
-
-
-def _plain(value: Any) -> Any:
-    """Returns a NumPy number as a Python number, and any other value unchanged."""
-    return value.item() if isinstance(value, np.generic) else value
+    features = datasets.Features({n: kind for n, kind in checked_features(task).items() if n not in CHECKED})
+    good, others = ([row for row in rows if (row[REASON] is None) is usable] for usable in (True, False))
+    own = [features.encode_example({name: row[name] for name in features}) for row in good]
+    keys = Keys(*(np.array([row[name] for row in good], dtype=np.int64) for name in (INPUTS, LABEL, GROUP)))
+    # With a fingerprint of its own: `datasets` would pickle all rows for one, which takes longer than to check a few.
+    built = datasets.Dataset(pa.Table.from_pylist(own, features.arrow_schema), fingerprint=uuid4().hex)
+    return _split(built, others, keys, source)

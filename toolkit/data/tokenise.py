@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 PROGRESS_FROM_ROWS = 50_000
+MAP_ROWS = 1000
+"""Rows that `datasets` maps at once."""
 FEATURES = "features.arrow"
 TOKENISERS = ("tokenizers", "transformers")
 """Packages whose version may change the tokens of the same text and files."""
@@ -203,10 +205,23 @@ def tokenise(
                 desc="preprocess",
             )  # fmt: skip
 
+    if in_memory and 0 < len(rows) <= MAP_ROWS and not task.has("regroup"):
+        return _as_mapped(batch(rows[:], [*range(len(rows))]), fingerprint)
     features = make(None) if in_memory else from_cache(fingerprint, make)
     if task.has("regroup"):
         features = _regrouped(features, task, row_names(rows), f"{fingerprint[:-3]}grp", in_memory)
     return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
+
+
+def _as_mapped(columns: dict[str, list[Any]], fingerprint: str) -> datasets.Dataset:
+    """Returns features of one batch as `map` does, whose preparations take longer than to tokenise a few rows."""
+    import datasets
+    import pyarrow as pa
+    from datasets.arrow_writer import OptimizedTypedSequence
+
+    columns["row_id"] = [*range(len(columns["length"]))]
+    arrays = {name: pa.array(OptimizedTypedSequence(values, col=name)) for name, values in columns.items()}
+    return datasets.Dataset(pa.table(arrays), fingerprint=fingerprint)
 
 
 def cache_key(rows: datasets.Dataset, task: Task, processor: Processor, labelled: bool) -> str:

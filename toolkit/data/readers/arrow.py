@@ -1,4 +1,4 @@
-"""Arrow data: parquet files, Arrow IPC files and streams, and datasets of the Hub."""
+"""Arrow data: parquet files, Arrow IPC files and streams, datasets of the Hub, and rows that are Python objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import DataError
-from toolkit.data.readers.raw import RawRow, Reading, check_names
+from toolkit.data.readers.raw import RawRow, Reading, check_names, checked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,3 +116,37 @@ def _python_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any] | str]
         if batch.num_rows == 1:
             return [f"not UTF-8 text (byte 0x{error.object[error.start]:02x} at byte {error.start + 1})"]
         return [row for index in range(batch.num_rows) for row in _python_rows(batch.slice(index, 1))]
+
+
+def python_rows(rows: Any, name: str, reading: Reading) -> Iterator[RawRow]:
+    """Yields rows that are passed as a list of dictionaries, a `datasets.Dataset` or a pandas data frame.
+
+    Raises DataError if they are anything else, or the names of their columns cannot be used.
+    """
+    import datasets
+
+    if isinstance(rows, datasets.Dataset):
+        batches = rows.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
+        return checked(arrow_rows(batches, rows.features), name, reading)
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas is never imported here
+        check_names(Path(name), [str(name) for name in rows.columns])
+        rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+        raise DataError(
+            f"{name}: received {type(rows).__name__}, expected a list of dictionaries, a datasets.Dataset or a pandas "
+            "data frame (for the rows of a file, use `toolkit predict` or `toolkit evaluate`)"
+        )
+    return checked((_raw_row(number, row) for number, row in enumerate(rows, start=1)), name, reading)
+
+
+def _raw_row(number: int, row: Any) -> RawRow:
+    if not isinstance(row, Mapping):
+        return RawRow(number, None, f"expected a dictionary, received {type(row).__name__}")
+    return RawRow(number, {str(name): _plain(value) for name, value in row.items()})
+
+
+def _plain(value: Any) -> Any:
+    """Returns a NumPy number as a Python number, and any other value unchanged."""
+    import numpy as np
+
+    return value.item() if isinstance(value, np.generic) else value
