@@ -101,7 +101,7 @@ def test_the_resume_test_has_power(tmp_path, stop_before, monkeypatch):
     with pytest.raises(StoppedError):
         train("reviews", tmp_path / "parts", *DROPOUT)
     stop_before(None)
-    monkeypatch.setattr("toolkit.engine.training.torch.manual_seed", lambda seed: None)
+    monkeypatch.setattr("toolkit.engine.training.seed_all", lambda *key: None)
     train("reviews", tmp_path / "parts", *DROPOUT, "checkpoint.resume=auto")
     with pytest.raises(AssertionError):
         assert_same_weights(tmp_path / "whole", tmp_path / "parts")
