@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -235,8 +236,8 @@ def _short(rate: float) -> float:
     return float(f"{rate:.2g}")
 
 
-MEMORY = 0.9
-"""Share of the running mean of the losses that a step keeps."""
+MEAN_OF = 10
+"""Losses whose mean says whether training diverges."""
 LEAST_RISE = 0.1
 """The loss has diverged when it is above the first one by what it had fallen, or by this part of it if that is more."""
 
@@ -256,8 +257,7 @@ class Curve(Callback):
         self._start: list[Tensor] = []
         self.points: list[tuple[float, float]] = []
         """The rate of each update, and the mean loss per item of the step after it."""
-        self._mean, self._lowest = RunningMean(), math.inf
-        self._first: float | None = None
+        self._losses, self._lowest = list[float](), math.inf
 
     def before_update(self) -> None:
         """Keeps the weights of the run's start, if they are needed again."""
@@ -297,23 +297,10 @@ class Curve(Callback):
     def _has_diverged(self, loss: float) -> bool:
         if math.isnan(loss):  # a window without items
             return False
-        mean = self._mean.add(loss)
-        self._first = loss if self._first is None else self._first
+        self._losses.append(loss)
+        first, mean = self._losses[0], fmean(self._losses[-MEAN_OF:])
         self._lowest = min(self._lowest, mean)
-        return mean > self._first + max(self._first - self._lowest, LEAST_RISE * abs(self._first))
-
-
-class RunningMean:
-    """A running mean of values, corrected for its start at zero (as Adam's moments are)."""
-
-    def __init__(self) -> None:
-        self._sum = self._weight = 0.0
-
-    def add(self, value: float) -> float:
-        """Adds a value and returns the mean."""
-        self._sum = MEMORY * self._sum + (1 - MEMORY) * value
-        self._weight = MEMORY * self._weight + (1 - MEMORY)
-        return self._sum / self._weight
+        return mean > first + max(first - self._lowest, LEAST_RISE * abs(first))
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:

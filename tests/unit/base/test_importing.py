@@ -12,6 +12,7 @@ import pytest
 from launching import ROOT
 
 from toolkit.base.package import import_object
+from toolkit.engine.callbacks import CALLBACKS
 
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 LIBRARIES = ("bitsandbytes", "schedulefree", "toolkit", "torch", "transformers")
@@ -30,10 +31,9 @@ def names_in_tables(path: Path) -> Iterator[str]:
 
 
 NAMES = sorted({
-    name
-    for path in ROOT.glob("toolkit/**/*.py")
-    for name in names_in_tables(path)
-    if name.partition(".")[0] in LIBRARIES
+    *(f"toolkit.engine.callbacks.{place}" for _, place in CALLBACKS.values()),
+    *(name for path in ROOT.glob("toolkit/**/*.py") for name in names_in_tables(path)
+      if name.partition(".")[0] in LIBRARIES),
 })  # fmt: skip
 INSTALLED = [name for name in NAMES if importlib.util.find_spec(name.partition(".")[0])]
 
@@ -42,11 +42,10 @@ def test_the_tables_are_found() -> None:
     from toolkit.commands.cli import COMMANDS
     from toolkit.distributed.strategies import STRATEGIES
     from toolkit.engine import ENGINES
-    from toolkit.engine.callbacks import CALLBACKS
     from toolkit.optim.presets import PRESETS
 
     expected = [*ENGINES.values(), *STRATEGIES.values(), *(place for place, _ in COMMANDS.values())]
-    expected += [*(place for _, place in CALLBACKS.values()), *(preset.constructor for preset in PRESETS.values())]
+    expected += [preset.constructor for preset in PRESETS.values()]
     assert set(expected) <= set(NAMES)
 
 

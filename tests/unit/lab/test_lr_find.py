@@ -12,7 +12,7 @@ from toolkit.commands.cli import main
 from toolkit.config.keys import written
 from toolkit.lab.jobs.jobs import Trial, run_trials
 from toolkit.lab.jobs.training import STEPS_ONLY
-from toolkit.lab.lr_find import Reading, RunningMean, read, smooth
+from toolkit.lab.lr_find import Reading, read, smooth
 from toolkit.recipe import load_settings, load_task_type
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
@@ -80,8 +80,6 @@ def test_smoothing_does_not_shift_a_curve_and_leaves_out_what_is_missing():
     assert smooth(line)[10:-10] == pytest.approx(line[10:-10])
     line[[20, 40]] = np.nan, np.inf
     assert smooth(line)[10:-10] == pytest.approx(np.linspace(0, 1, 80)[10:-10], abs=0.02)
-    mean = RunningMean()
-    assert [mean.add(3.0) for _ in range(4)] == pytest.approx([3.0] * 4)
 
 
 @pytest.mark.slow

@@ -44,14 +44,9 @@ class Operations(TorchFunctionMode):
         self.nodes: list[Node] = []
         self._made: dict[int, tuple[str, Tensor]] = {}  # the tensors are kept, as the numbers of lost ones return
         self._modules, self._counts = [""], Counter[str]()
-        self._hooks = [
-            hook
-            for name, module in model.named_modules()
-            for hook in (
-                module.register_forward_pre_hook(partial(self._enter, name)),
-                module.register_forward_hook(self._leave),
-            )
-        ]
+        modules = [*model.named_modules()]
+        self._hooks = [each.register_forward_pre_hook(partial(self._enter, name)) for name, each in modules]
+        self._hooks += [each.register_forward_hook(self._leave) for _, each in modules]
         self._add("inputs", "Input", [], ((name, each) for name, each in inputs.items() if isinstance(each, Tensor)))
 
     def _enter(self, name: str, module: nn.Module, *_: Any) -> None:
