@@ -22,7 +22,6 @@ import csv
 import json
 import operator
 import random
-import statistics
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -238,10 +237,11 @@ def check_equal(runs: Runs, options: argparse.Namespace) -> None:
     Raises:
         SystemExit: if one does not, and this is no quick run.
     """
-    first, *others = runs
+    first = next(iter(runs))
     wanted = runs[first][0]["labels"]
-    for name in others:
-        equal = min(statistics.fmean(map(operator.eq, wanted, run["labels"])) for run in runs[name])
+    for name in runs:
+        found = [run["labels"] for run in runs[name]]
+        equal = min(sum(map(operator.eq, wanted, each)) / max(len(wanted), len(each)) for each in found)
         if equal < LEAST_EQUAL and not options.quick:
             raise SystemExit(f"{name}: {equal:.1%} of the rows have the answer of {first}")
 
@@ -285,8 +285,8 @@ def main() -> None:
             cases |= measure(options, Path(folder))
     title = "predictions for a file: a pipeline of transformers, or a loop in its place, against `toolkit predict`"
     main_case = next(iter(cases))
-    settings = {"texts": options.rows, **{kind: KINDS[kind][2] for kind in KINDS}, "batch_size": options.batch_size,
-                "mean_words": MEAN_WORDS}  # fmt: skip
+    rows = {case: options.rows if case == "texts" else KINDS[case][2] for case in options.case}
+    settings = {"rows": rows, "batch_size": options.batch_size, "mean_words_of_texts": MEAN_WORDS}
     figures = {**cases[main_case], "case": main_case, "cases": cases, "settings": settings}
     write("p15_predict", "P15", title, figures, options)
 

@@ -80,8 +80,8 @@ def main() -> None:
     made.add_argument("--rows", type=int, default=20_000)
     options = read_options(made)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        write("p5_preprocessing", "P5", "rows to features: `run_qa.py`, against the toolkit",
-              figures(options, Path(folder)), options)  # fmt: skip
+        title = "rows to features, five questions per context: `run_qa.py`, against the toolkit"
+        write("p5_preprocessing", "P5", title, figures(options, Path(folder)), options)
 
 
 def figures(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

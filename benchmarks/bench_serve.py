@@ -2,11 +2,12 @@
 
     python benchmarks/bench_serve.py --minilm FOLDER [--pairs 5] [--rows 2000] [--clients 16 1]
 
-The app is written as in tutorials (benchmarks/scripts/serve_pipeline.py). Each client sends one text at a time, and the
-next one once it has the answer; a few requests before are not counted. Both servers have the same classifier in
-float32, the same texts of mixed lengths, and the same number of threads; the clients share the machine with them. If a
-server gives less than 99 % of the texts the app's label, nothing is written. With `--cpu-time`, the seconds are those
-of the server's process. FastAPI and uvicorn come with `pip install 'finetune-toolkit[serve]'`.
+The app is written as in tutorials (benchmarks/scripts/serve_pipeline.py): it has a forward pass for each request, in
+threads of its own. Each client sends one text at a time, and the next one once it has the answer; a few requests
+before are not counted. Both servers have the same classifier in float32, the same texts of mixed lengths, and the same
+`OMP_NUM_THREADS`; the clients share the machine with them. If a server gives less than 99 % of the texts the app's
+label, nothing is written. With `--cpu-time`, the seconds are those of the server's process. FastAPI and uvicorn come
+with `pip install 'finetune-toolkit[serve]'`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def operations(run: Path) -> list[tuple[str, list[str]]]:
 
 
 def test_every_strategy_shows_the_tensors_of_one_process(tmp_path):
-    names = ("ddp", "fsdp", "tensor", "pipeline")
+    names = ("ddp", "fsdp", "zero2", "tensor", "pipeline")
     fork([Path(histogram_runs.__file__), tmp_path, *names], 2)
     histogram_runs.main(tmp_path, "one")
     expected = histograms(tmp_path / "one")

@@ -23,7 +23,7 @@ class Node(NamedTuple):
     """A tensor of a model's forward pass."""
 
     name: str  # the operation in its module, or the parameter: `/` separates nested modules
-    kind: str  # the name of the operation, `Input` or `Parameter`
+    kind: str  # the name of the operation, `Input`, `Parameter` or `Buffer`
     used: Sequence[str]  # names of the nodes from which it is computed
     shape: tuple[int, ...]
 

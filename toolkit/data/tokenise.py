@@ -206,7 +206,9 @@ def tokenise(
             )  # fmt: skip
 
     if in_memory and 0 < len(rows) <= MAP_ROWS and not task.has("regroup"):
-        return _as_mapped(batch(rows[:], [*range(len(rows))]), fingerprint)
+        columns = batch(rows[:], [*range(len(rows))])
+        if columns["length"]:  # otherwise types are unknown
+            return _as_mapped(columns, fingerprint)
     features = make(None) if in_memory else from_cache(fingerprint, make)
     if task.has("regroup"):
         features = _regrouped(features, task, row_names(rows), f"{fingerprint[:-3]}grp", in_memory)

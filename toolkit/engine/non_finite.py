@@ -202,5 +202,5 @@ def _make_skippable(optimizer: Optimizer, skips: Callable[[], bool]) -> None:
         if not prepared._is_overflow:
             prepared.optimizer.step(closure)
 
-    if prepared.scaler is None:  # which skips it itself, and must be asked
+    if prepared.scaler is None:  # a scaler skips updates itself
         prepared.step = step_unless_skipped

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 
-from toolkit.api.training import Callback
+from toolkit.api.training import Callback, Training
 from toolkit.base.console import format_value
 from toolkit.base.errors import InputError, RunError
 from toolkit.config.keys import written
@@ -130,13 +130,14 @@ class LearningRates(Report):
         return [rate for rate, _ in self.curve], [loss if loss <= limit else math.nan for loss in self.smoothed]
 
     def _how(self) -> Text:
-        trained = f"Trained for {len(self.curve) + 1} of {self.steps} steps"
+        rose = f"the rate rose from {format_value(self.from_)} to {format_value(self.to)}. {ENDS[self.ended]}"
+        trained = f"Trained for {len(self.curve) + 1} of {self.steps} steps of {self.rows_per_step} rows while {rose}"
         if self.reset is not None:
-            trained = f"Trained for {self.reset} steps from the same weights at each of {len(self.curve)} rates,"
+            trained = f"At each rate, trained for {self.reset} steps of {self.rows_per_step} rows from the same weights"
+            trained += f" and without a state of the optimizer; {rose}"
         return Text(
-            f"{trained} of {self.rows_per_step} rows while the rate rose from {format_value(self.from_)} to "
-            f"{format_value(self.to)}. {ENDS[self.ended]} Each point is the rate of an update and the mean loss of the "
-            "step after it; losses are smoothed with their neighbours. No model was written."
+            f"{trained} Each point is the rate of an update and the mean loss of the step after it; losses are smoothed"
+            " with their neighbours. No model was written."
         )
 
 
@@ -152,6 +153,9 @@ def find(
     """
     cfg = request.cfg
     low, high = _range(cfg, start, end)
+    outer = cfg.train.local_sgd_outer_lr is not None
+    if reset and (outer or cfg.parallel.backend == "deepspeed" or cfg.train.ddp_comm_hook == "power_sgd"):
+        raise InputError("--reset: DeepSpeed, power_sgd and train.local_sgd_outer_lr keep states that cannot be reset")
     tested = request.override(STEPS_ONLY, unfrozen_at_once(cfg), _ramp(cfg, low, high, ramp, steps * (reset or 1)))
     request.make_output()
     measured = tested.measured("lr_find", reset=reset)
@@ -254,19 +258,18 @@ class Curve(Callback):
 
     def __init__(self, steps: int, reset: int | None = None) -> None:
         self.steps, self.reset, self.ended = steps, reset, "finished"
-        self._start: list[Tensor] = []
         self.points: list[tuple[float, float]] = []
         """The rate of each update, and the mean loss per item of the step after it."""
         self._losses, self._lowest = list[float](), math.inf
 
-    def before_update(self) -> None:
-        """Keeps the weights of the run's start, if they are needed again."""
-        if self.reset and not self._start:
-            self._start = [tensor.detach().clone() for tensor in self._tensors()]
+    def watching(self, training: Training) -> Self:
+        """Keeps the tensors of the run's start, if they are needed again."""
+        super().watching(training)
+        self._start = [tensor.detach().clone() for tensor in self._tensors()] if self.reset else []
+        return self
 
     def _tensors(self) -> Iterator[Tensor]:
-        model = self.training.bare_model
-        return chain((p for p in model.parameters() if p.requires_grad), model.buffers())
+        return chain(self.training.bare_model.parameters(), self.training.bare_model.buffers())
 
     def after_step(self, record: Mapping[str, float]) -> None:
         """Records a step, whose loss is that of the parameters before its update.
@@ -284,10 +287,10 @@ class Curve(Callback):
             self.ended = "diverged"
         if step == self.steps or self.ended == "diverged":
             raise _Over
-        with torch.no_grad():
-            for tensor, start in zip(self._tensors(), self._start, strict=False):  # none without `reset`
-                tensor.copy_(start)
         if self.reset:
+            with torch.no_grad():
+                for tensor, start in zip(self._tensors(), self._start, strict=True):
+                    tensor.copy_(start)
             unwrapped(self.training.optimizer).state.clear()
 
     def _rate(self, step: int) -> float:

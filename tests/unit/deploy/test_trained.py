@@ -25,6 +25,9 @@ from runs import ROOT, TINY, assert_same_weights, train
 import toolkit
 from toolkit.base.errors import InputError
 from toolkit.base.trust import trust
+from toolkit.data.loading import check_rows
+from toolkit.data.readers.raw import Reading
+from toolkit.data.table import given_table
 from toolkit.deploy.trained import read_settings
 from toolkit.recipe import load_task_type
 from toolkit.report.facts import sealed
@@ -73,6 +76,20 @@ def test_every_door_trains_the_same_model(result, tmp_path):
     train("reviews", tmp_path / "recipe", *FEW)
     assert_same_weights(result.output_dir, tmp_path / "dictionary")
     assert_same_weights(result.output_dir, tmp_path / "recipe")
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("recipe", ["reviews", "qa", "translation", "token_classification", "embeddings"])
+def test_features_of_a_few_rows_are_those_that_datasets_maps(recipe, labelled, tmp_path, monkeypatch):
+    train(recipe, tmp_path / "run", *FEW[len(TINY) :])
+    run = toolkit.load(tmp_path / "run")
+    rows = check_rows(run.cfg, run.task).splits["validation"].select(range(9))
+    table = given_table(rows, run.task, {}, labelled, Reading())
+    quick = run.preprocessed(table.rows, labelled).features
+    monkeypatch.setattr("toolkit.data.tokenise.MAP_ROWS", 0)
+    mapped = run.preprocessed(table.rows, labelled).features
+    assert quick.features == mapped.features
+    assert quick[:] == mapped[:]
 
 
 def test_rows_of_every_kind_are_predicted_as_the_command_does(result, trained, tmp_path):

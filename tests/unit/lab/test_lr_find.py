@@ -120,6 +120,7 @@ def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, mon
         (["train.learning_rate=0"], "train.learning_rate: received 0, from which no range follows"),
         (["train.optim=schedule_free_adamw", "train.lr_scheduler_type=constant", "train.warmup_steps=0"],
          "train.optim: schedule_free_adamw averages weights instead of following a schedule"),
+        (["--reset", "3", "parallel.backend=deepspeed", "parallel.zero_stage=2"], "--reset: DeepSpeed, power_sgd and"),
         (["--steps", "5"], "must be a whole number of at least 20"),
         (["--start-lr", "x"], "must be a number above 0"),
     ],
@@ -166,11 +167,18 @@ def test_every_task_has_a_curve(recipe, tmp_path, monkeypatch):
     assert all(np.isfinite(loss) for _, loss in found["curve"][:5])
 
 
-def test_with_a_reset_each_rate_starts_from_the_same_weights(tmp_path):
+@pytest.mark.parametrize(
+    "more",
+    [(), ("model.freeze=backbone", "model.unfreeze={step_1: [bert.encoder.layer.1.*]}")],
+    ids=["all", "unfrozen"],
+)
+def test_with_a_reset_each_rate_starts_from_the_same_weights(more, tmp_path):
     same_rows = ["data.max_train_samples=1", "train.per_device_train_batch_size=1", "train.global_batch_size=1"]
     rates = ["train.optim=adamw_torch", "train.learning_rate=0.01", "train.lr_scheduler_kwargs={start_lr: 0.00999999}"]
-    falling = curve(tmp_path / "falling", 1, *same_rows, *rates)
+    falling = curve(tmp_path / "falling", 1, *same_rows, *rates, *more)
     assert falling[-1][1] < 0.9 * falling[0][1]
-    level = curve(tmp_path / "level", 1, *same_rows, *rates, reset=3)
+    level = curve(tmp_path / "level", 1, *same_rows, *rates, *more, reset=3)
     assert len(level) == 4
-    assert [loss for _, loss in level] == pytest.approx([falling[1][1]] * 4, rel=1e-5)
+    first, *others = (loss for _, loss in level)
+    assert first == pytest.approx(falling[1][1], rel=1e-5)
+    assert others == pytest.approx([others[0] if more else first] * 3, rel=1e-5)  # all is trained after the first

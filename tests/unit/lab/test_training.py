@@ -6,9 +6,11 @@ import json
 
 import pytest
 from non_finite_runs import BAD, RUN, bad_windows
-from runs import ROOT, TINY, assert_same_weights, train
+from runs import ROOT, TINY, assert_same_weights, shipped, train
 
-from toolkit.lab.jobs.training import trained
+from toolkit.config.keys import written
+from toolkit.lab.jobs.training import STEPS_ONLY, trained
+from toolkit.recipe import load_settings
 
 
 @pytest.mark.slow
@@ -28,3 +30,12 @@ def test_a_training_goes_back_to_a_checkpoint_as_a_run_does(tmp_path):
     assert_same_weights(tmp_path / "run", tmp_path / "tool")
     found = json.loads((tmp_path / "tool/run.json").read_text())["result"]
     assert found["non_finite_steps"] == len(BAD)
+
+
+def test_what_a_configuration_reports_does_not_hinder_its_tools():
+    own = ["tracking.report_to=[tensorboard]", "tracking.graph=true", "tracking.histogram_steps=2",
+           "tracking.run_name=a", "tracking.project=b"]  # fmt: skip
+    config = str(ROOT / "recipes/configs/reviews/smoke.yaml")
+    tracking = load_settings(shipped("reviews"), config, [*own, *written(STEPS_ONLY)]).config.tracking
+    assert not tracking.report_to
+    assert not tracking.graph

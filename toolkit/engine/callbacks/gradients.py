@@ -81,8 +81,14 @@ def histogram(values: Tensor) -> Histogram | None:
     return Histogram(counts, edges, float(values.sum()), float(values.square().sum()))
 
 
+def first_row(training: Training) -> Batch:
+    """Returns a row of the window, as a micro-batch might not fit; without rows, what stands in their place."""
+    rows = next((batch for batch in training.window if (batch["row_ids"] >= 0).any()), None)
+    return training.window[0] if rows is None else next(training.split(rows, 1))
+
+
 class CompressionError(Callback):
-    """Says how one row's gradient of the first step differs from the exact one; a micro-batch might not fit.
+    """Says how one row's gradient of the first step differs from the exact one.
 
     Of a split model, it is that of a row of each data rank.
     """
@@ -95,10 +101,9 @@ class CompressionError(Callback):
         run = self.training.run
         if self.training.state.step > 0:
             return
-        rows = next((batch for batch in self.training.window if (batch["row_ids"] >= 0).any()), None)
-        if rows is None and not run.cfg.parallel.splits:
+        row = first_row(self.training)
+        if not (row["row_ids"] >= 0).any() and not run.cfg.parallel.splits:
             return
-        row = self.training.window[0] if rows is None else next(self.training.split(rows, 1))
         exact, compressed = self._gradient(row, exact=True), self._gradient(row, exact=False)
         off, size = (math.sqrt(sum(float(part.double().square().sum()) for part in parts)) for parts in (
             [one - other for one, other in zip(exact, compressed, strict=True)], exact

@@ -18,21 +18,24 @@ from toolkit.api.exhibits import Node
 from toolkit.api.training import Callback
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.window import kept_buffers, seed_all
+from toolkit.engine.callbacks.gradients import first_row
 
 
 class Graph(Callback):
     """Sends the operations of the model's forward pass in training, without those inside compiled or fused ones."""
 
     def before_update(self) -> None:
-        """Repeats the pass of a micro-batch of the first step, without a gradient."""
+        """Repeats the pass of a row of the first step, without a gradient."""
         if self.training.state.step > 0:
             return
-        run, model = self.training.run, self.training.bare_model
-        batch = to_device(self.training.window[0], run.accelerator.device)
+        run = self.training.run
+        row = to_device(first_row(self.training), run.accelerator.device)
         seed_all(run.cfg.seed, 0, run.mesh.data_rank)
-        with torch.no_grad(), kept_buffers(model), Operations(model, batch["inputs"]) as found:
-            run.task.forward(model, batch)
-        found.end()
+        # A strategy splits the model again after `full_model`, without a backward pass too.
+        with run.strategy.full_model() as model, torch.no_grad(), kept_buffers(model):
+            with (found := Operations(model, row["inputs"])):
+                run.task.forward(model, row)
+            found.end()
         on_main(run.accelerator, run.trackers.graph, found.nodes)
 
 
@@ -54,7 +57,8 @@ class Operations(TorchFunctionMode):
         self._modules.append(name)
         for own, tensor in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
             if id(tensor) not in self._made:
-                self._add(name.replace(".", "/"), "Parameter", [], [(own, tensor)])
+                kind = "Parameter" if isinstance(tensor, nn.Parameter) else "Buffer"
+                self._add(name.replace(".", "/"), kind, [], [(own, tensor)])
 
     def _leave(self, *_: Any) -> None:
         self._modules.pop()

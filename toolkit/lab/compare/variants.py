@@ -43,6 +43,7 @@ OWN = {
     "tracking.run_name": "the comparison reports",
     "tracking.project": "the comparison reports",
     "tracking.histogram_steps": "the comparison reports",
+    "tracking.graph": "the comparison reports",
     "tracking.logging_steps": "each step is logged",
 }
 """Keys that cannot be switched, and why or what to do instead."""

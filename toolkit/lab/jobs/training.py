@@ -22,6 +22,7 @@ QUIET: dict[str, Any] = {
     "tracking.report_to": [],
     "tracking.run_name": None,
     "tracking.histogram_steps": None,
+    "tracking.graph": False,
     "tracking.project": "finetune-toolkit",
 }
 """Settings of a run that starts from the beginning and reports nowhere else."""
