@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from toolkit.api.exhibits import Exhibits, Histogram
+from toolkit.api.exhibits import Exhibits
 from toolkit.document import render
 from toolkit.tracking.sink import TrackedRun, final_numbers, report_tag
 
@@ -52,9 +52,6 @@ class MLflow:
         named = {re.sub(r"[^\w. /-]", "_", name): value for name, value in values.items()}
         if new := {name: value for name, value in named.items() if (name, step) not in self._sent}:
             self._tracker.log(new, step=step)
-
-    def histograms(self, found: Mapping[str, Histogram], step: int) -> None:
-        """Does nothing."""
 
     def show(self, exhibits: Exhibits) -> None:
         """Logs the final metrics, and images, tables and the report as artifacts."""

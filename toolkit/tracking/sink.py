@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
-from toolkit.api.exhibits import Exhibits, Histogram
+from toolkit.api.exhibits import Exhibits
 from toolkit.metrics.score import PREFIXES
 
 Plain = int | float | str | bool
@@ -36,7 +36,7 @@ class TrackedRun:
 
 
 class Sink(Protocol):
-    """One tracker of a run that is open."""
+    """One tracker of a run that is open; those that can show them have `histograms` and `graph` of `Trackers`, too."""
 
     id: str | None
     """Id by which a resumed run continues it; None if the tracker needs none."""
@@ -45,9 +45,6 @@ class Sink(Protocol):
 
     def numbers(self, values: Mapping[str, int | float], step: int) -> None:
         """Logs numbers by their tag."""
-
-    def histograms(self, found: Mapping[str, Histogram], step: int) -> None:
-        """Logs histograms by their tag; a tracker without histograms skips them."""
 
     def show(self, exhibits: Exhibits) -> None:
         """Shows the pictures, tables and page of a finished run."""

@@ -59,18 +59,15 @@ class TensorBoard:
 
     def graph(self, nodes: Sequence[Node]) -> None:
         """Writes a graph; `/` in names are nested boxes in TensorBoard."""
-        from tensorboard.compat.proto.attr_value_pb2 import AttrValue
-        from tensorboard.compat.proto.config_pb2 import RunMetadata
-        from tensorboard.compat.proto.graph_pb2 import GraphDef
-        from tensorboard.compat.proto.node_def_pb2 import NodeDef
-        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        from tensorboard.compat.proto import config_pb2, graph_pb2
 
-        def written(node: Node) -> NodeDef:
-            shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in node.shape])
-            shapes = {"_output_shapes": AttrValue(list=AttrValue.ListValue(shape=[shape]))}
-            return NodeDef(name=node.name, op=node.kind, input=node.used, attr=shapes)
-
-        self._writer._get_file_writer().add_graph((GraphDef(node=map(written, nodes)), RunMetadata()))
+        graph = graph_pb2.GraphDef()
+        for node in nodes:
+            shown = graph.node.add(name=node.name, op=node.kind, input=node.used)
+            sizes = shown.attr["_output_shapes"].list.shape.add().dim
+            for size in node.shape:
+                sizes.add(size=size)
+        self._writer._get_file_writer().add_graph((graph, config_pb2.RunMetadata()))
         self._writer.flush()
 
     def show(self, exhibits: Exhibits) -> None:

@@ -102,11 +102,8 @@ class RunTrackers:
         self._all("histograms", found, step)
 
     def graph(self, nodes: Sequence[Node]) -> None:
-        """Shows the model in TensorBoard, the only tracker with graphs."""
-        from toolkit.tracking.tensorboard import TensorBoard
-
-        if isinstance(sink := self._active.get("tensorboard"), TensorBoard):
-            self._guarded("tensorboard", partial(sink.graph, nodes))
+        """Shows the model."""
+        self._all("graph", nodes)
 
     def show(self, exhibits: Exhibits) -> None:
         """Shows the report's pictures, tables and page."""
@@ -122,7 +119,8 @@ class RunTrackers:
 
     def _all(self, method: str, *arguments: Any) -> None:
         for name, sink in list(self._active.items()):
-            self._guarded(name, partial(getattr(sink, method), *arguments))
+            if work := getattr(sink, method, None):
+                self._guarded(name, partial(work, *arguments))
 
     def _guarded(self, name: str, work: Callable[[], None]) -> None:
         try:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from toolkit.api.batch import to_device
+from toolkit.api.batch import Batch, to_device
 from toolkit.api.exhibits import Node
 from toolkit.api.training import Callback
 from toolkit.distributed.collectives import on_main
@@ -31,18 +31,16 @@ class Graph(Callback):
         run = self.training.run
         row = to_device(first_row(self.training), run.accelerator.device)
         seed_all(run.cfg.seed, 0, run.mesh.data_rank)
-        # A strategy splits the model again after `full_model`, without a backward pass too.
-        with run.strategy.full_model() as model, torch.no_grad(), kept_buffers(model):
-            with (found := Operations(model, row["inputs"])):
-                run.task.forward(model, row)
-            found.end()
+        # `full_model` splits the model again, which no backward pass does here.
+        with run.strategy.full_model() as model, torch.no_grad(), kept_buffers(model), Operations(model, row) as found:
+            run.task.forward(model, row)
         on_main(run.accelerator, run.trackers.graph, found.nodes)
 
 
 class Operations(TorchFunctionMode):
     """Records the operations that a model calls, in their modules, and which results they use."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, batch: Batch) -> None:
         super().__init__()
         self.nodes: list[Node] = []
         self._made: dict[int, tuple[str, Tensor]] = {}  # the tensors are kept, as the numbers of lost ones return
@@ -50,7 +48,7 @@ class Operations(TorchFunctionMode):
         modules = [*model.named_modules()]
         self._hooks = [each.register_forward_pre_hook(partial(self._enter, name)) for name, each in modules]
         self._hooks += [each.register_forward_hook(self._leave) for _, each in modules]
-        self._add("inputs", "Input", [], ((name, each) for name, each in inputs.items() if isinstance(each, Tensor)))
+        self._add("inputs", "Input", [], (each for each in batch["inputs"].items() if isinstance(each[1], Tensor)))
 
     def _enter(self, name: str, module: nn.Module, *_: Any) -> None:
         """Looks at the module's own tensors now, since FSDP2 has just put complete ones in their places."""
@@ -63,11 +61,11 @@ class Operations(TorchFunctionMode):
     def _leave(self, *_: Any) -> None:
         self._modules.pop()
 
-    def end(self) -> None:
-        """Removes the hooks, which say in which module an operation is, and lets the tensors go."""
+    def __exit__(self, *error: Any) -> None:
         for hook in self._hooks:
             hook.remove()
         self._made.clear()
+        super().__exit__(*error)
 
     def _add(self, place: str, kind: str, used: Sequence[str], made: Iterable[tuple[str, Tensor]]) -> None:
         for name, tensor in made:
