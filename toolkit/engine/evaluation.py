@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,7 +79,7 @@ def predict(
     parts, loss_sum, num_items = list[Part](), 0.0, 0.0
     bar = progress(len(data.features), title, inner=beat is not None, unit="row")
     stoppable = interruptible(model, predictor.mesh, is_stopping)
-    with torch.no_grad(), _evaluating(model), ended_workers(loader), stoppable, bar:
+    with torch.no_grad(), _evaluating(model), ended_workers(loader), stoppable, kept_casts(predictor), bar:
         for asked, cpu_batch in zip(loader.batch_sampler or (), loader, strict=True):
             if any_rank_stops(predictor, is_stopping):
                 break
@@ -104,6 +104,15 @@ def _checked(asked: list[int], batch: Batch) -> Batch:
     if got != (asked or [-1]):
         raise AssertionError(f"the rows {asked} were asked for, and the loader returned the rows {got}")
     return batch
+
+
+def kept_casts(predictor: Predictor) -> AbstractContextManager[Any]:
+    """Lets each pass, whose autocast is inside, find the 16-bit weights of the one before; they must not change.
+
+    Weights that processes share are gathered anew in each pass, and would all be kept.
+    """
+    kind = predictor.accelerator.device.type
+    return nullcontext() if predictor.mesh.is_split else torch.autocast(kind, enabled=False)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from toolkit.data.table import Table
 from toolkit.deploy.serving.requests import Refusal
 from toolkit.deploy.trained import TrainedRun
 from toolkit.distributed.launch import float32_precision
-from toolkit.engine.evaluation import Part, predict_batch, scatter
+from toolkit.engine.evaluation import Part, kept_casts, predict_batch, scatter
 
 
 @dataclass(eq=False)
@@ -168,7 +168,7 @@ class Worker:
     def _work(self) -> None:
         run = self._run
         run.model.eval()
-        with float32_precision(run.cfg.train.tf32):
+        with kept_casts(run), float32_precision(run.cfg.train.tf32):
             while self._collect():
                 pieces = next_batch(self._jobs, run)
                 self._compute(pieces)
