@@ -84,3 +84,14 @@ def test_the_seconds_of_each_tool_are_shown_for_each_configuration(render) -> No
     found = render.each_configuration({"plan": {"each": {"a": 1.4, "b": 2}}, "profile": {"each": {"b": 61.2}}})
     assert "| a | 1 |  |" in found
     assert "| b | 2 | 61 |" in found
+
+
+def test_the_limits_are_those_of_their_file():
+    limits = json.loads((ROOT / "benchmarks/results/limits.json").read_text(encoding="utf-8"))
+    page = " ".join((ROOT / "docs/benchmarks.md").read_text(encoding="utf-8").split())
+    rows, loop, server = (limits[key] for key in ("P5", "P7", "P16"))
+    assert f"{rows['tokenizer_ms_per_row']} of the example's {rows['example_ms_per_row']} ms" in page
+    assert f"needs {loop['ratio_of_sums']} of the toolkit's CPU time" in page
+    assert f"server {server['toolkit_ms_per_request']} ms of CPU time, of which the model takes" in page
+    assert f"the model takes {server['model_ms_per_request']} and checks" in page
+    assert f"features {server['checks_and_features_ms']}; the app needs {server['app_ms_per_request']} ms" in page
