@@ -115,6 +115,7 @@ def test_both_engines_end_with_the_same_bits_after_a_stop(task, tmp_path, monkey
     assert predictions(tmp_path / "loop") == predictions(tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_workers_load_the_same_micro_batches(tmp_path):
     settings = (*RANDOM["reviews"], f"{BUDGET}=150", "checkpoint.save_steps=null", "train.num_train_epochs=2")
     train("reviews", tmp_path / "none", *settings)

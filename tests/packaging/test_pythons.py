@@ -45,6 +45,7 @@ def found(version: str) -> str | None:
     return name if re.match(rf"Python {version}\.", told) else None
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("version", PYTHONS)
 def test_a_version_compiles_the_code_without_a_warning(version: str, tmp_path: Path) -> None:
     python = found(version)

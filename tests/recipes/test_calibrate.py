@@ -133,6 +133,7 @@ def test_numbers_have_intervals(numbers, tmp_path, capsys):
     assert "--precision: not for this problem type, which has --sets" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_promise_that_cannot_be_kept_leaves_the_former_decision(copy, capsys):
     assert run_command("calibrate", copy) == 0, capsys.readouterr().err
     before = (copy / "decision.json").read_bytes()

@@ -186,6 +186,7 @@ def test_documents_that_cannot_be_used_follow_the_policy_for_bad_rows(run, tmp_p
     assert "1 row skipped that cannot be used" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_mined_negatives_do_not_answer_their_query(run, corpus, tmp_path):
     output = tmp_path / "mined.jsonl"
     command = ("mine", run, "--data", QA / "train.json", "--output")
@@ -214,6 +215,7 @@ def test_scored_pairs_have_no_answers_to_mine(scored, tmp_path, capsys):
     assert "do not say which text answers which" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_search_answers_many_clients_as_predict_does(run, corpus):
     opened = toolkit.load(run)
     real = read_corpus(opened, str(corpus))
@@ -294,6 +296,7 @@ def test_scored_pairs_can_be_ranked(scored, tmp_path):
     assert all(0 < each["scores"]["eval_map"] <= 1 for each in found)
 
 
+@pytest.mark.slow
 def test_the_loss_of_an_evaluation_is_that_of_windows_whatever_its_batches(tmp_path):
     losses = []
     for size in (3, 48):

@@ -310,7 +310,7 @@ def test_predict_scores_new_documents_the_shortest_too(finished, tmp_path):
     assert run_command("evaluate", finished, "--data", tmp_path / "new.txt") == 0
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["true", "false"])
 def test_gpt2_trains_and_its_tokenizer_is_saved(packing, tmp_path):
     gpt2 = {"model_type": "gpt2", "vocab_size": 300, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}

@@ -90,6 +90,7 @@ def test_predict_answers_and_evaluate_scores(finished, tmp_path):
     assert_close(json.loads((tmp_path / "scores.json").read_text()), expected, float32_tolerance())
 
 
+@pytest.mark.slow
 def test_an_exported_run_answers_conversations_with_transformers(finished, tmp_path):
     asked = [talk[:1] for talk in talks("validation", 3)] + talks("validation", 2) + [talks("train", 1)[0] * 12]
     (tmp_path / "new.jsonl").write_text("".join(json.dumps({"messages": talk, "n": 1}) + "\n" for talk in asked))

@@ -147,6 +147,7 @@ def test_an_answer_beyond_the_limit_is_a_bad_row(tmp_path):
         train("preference", tmp_path / "run", *FEW, *given, "data.bad_rows=error")
 
 
+@pytest.mark.slow
 def test_evaluate_compares_with_the_model_before_training(run, capsys):
     rows = [{name: row[name] for name in ("prompt", "chosen", "rejected")} for row in predictions(run)]
     result = json.loads((run / "run.json").read_text())["result"]

@@ -148,6 +148,7 @@ def test_unknown_fields_of_the_models_configuration_are_named(tmp_path):
         train("qa", tmp_path / "run", "model.config_overrides.hidden_droput_prob=0.3")
 
 
+@pytest.mark.slow
 def test_a_model_that_classified_reviews_can_learn_to_answer(tmp_path):
     train("reviews", tmp_path / "reviews", *FEW, 'task.labels=["positive", "negative", "neutral"]')
     train("qa", tmp_path / "run", *FEW, f"model.name_or_path={tmp_path / 'reviews' / 'model'}", "task.max_length=64",

@@ -303,6 +303,7 @@ def test_a_pretrained_model_is_loaded_and_trained(kind, tmp_path):
     assert (after.get("encoder.embed_positions.weight", torch.zeros(50)).shape[0]) == 50
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(tmp_path):
     few = ("train.max_steps=3", "eval.eval_steps=2")
     train("reviews/smoke_audio", tmp_path / "none", *few)

@@ -230,6 +230,7 @@ def finished(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(finished, tmp_path):
     train("reviews/smoke_image", tmp_path / "run", "train.max_steps=3", "eval.eval_steps=2")
     assert_same_weights(tmp_path / "run", finished)

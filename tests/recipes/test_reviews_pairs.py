@@ -295,7 +295,7 @@ def test_baselines_read_both_texts(finished, tmp_path, capsys):
     assert all(0 <= each["scores"]["eval_accuracy"] <= 1 for each in found["baselines"])
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pair", "columns"])
 def test_the_smoke_configurations_learn(name, tmp_path):
     train(f"reviews/smoke_{name}", tmp_path / "run", "train.num_train_epochs=12", sizes=BY_SPLIT)

@@ -143,6 +143,7 @@ def test_transcripts_that_do_not_fit_are_bad_rows_with_the_reason(tmp_path):
         train(WHISPER, tmp_path / "other", *FEW, *files)
 
 
+@pytest.mark.slow
 def test_a_pretrained_encoder_without_vocabulary_gets_that_of_the_transcripts(recogniser, tmp_path, monkeypatch):
     from transformers import Wav2Vec2FeatureExtractor, Wav2Vec2Model
 
@@ -162,6 +163,7 @@ def test_a_pretrained_encoder_without_vocabulary_gets_that_of_the_transcripts(re
     assert predictions(tmp_path / "run") == predictions(tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_the_adapters_of_the_language_are_loaded_and_only_they_and_the_head_are_trained(recogniser, tmp_path, capsys):
     from safetensors.torch import save_file
     from transformers import AutoConfig, Wav2Vec2CTCTokenizer, Wav2Vec2ForCTC
@@ -269,6 +271,7 @@ def test_other_encoder_decoders_train_and_warn_that_padding_counts(kind, reason,
     assert all(record["reference"] for record in predictions(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_wav2vec2_bert_reads_spectrograms_and_masks_each_row_by_its_own_numbers(tmp_path):
     model = (f"model.from_config={json.dumps(BERT)}", "task.audio.sampling_rate=16000")
     assert_splits_agree(CTC, tmp_path, *SHORT, *model, "task.audio.time_masks=2", "task.audio.frequency_masks=1")

@@ -176,6 +176,7 @@ def test_label_smoothing_keeps_the_equality_and_matters(tmp_path):
     assert lines(tmp_path / "one", "loss")[0]["loss"] != pytest.approx(lines(tmp_path / "plain", "loss")[0]["loss"])
 
 
+@pytest.mark.slow
 def test_bfloat16_trains_and_generates(tmp_path, fresh_precision):
     train("translation", tmp_path / "run", *STEP, "train.mixed_precision=bf16")
     assert len(predictions(tmp_path / "run")) == 3
@@ -191,6 +192,7 @@ def pretrained(folder, **ids):
     return tokenizer
 
 
+@pytest.mark.slow
 def test_a_multilingual_model_is_made_to_begin_with_the_target_language(tmp_path, monkeypatch):
     from toolkit.modalities import seq2seq
 

@@ -236,6 +236,7 @@ def test_subsets_of_transcribed_recordings_are_found_by_their_names(tmp_path) ->
     }
 
 
+@pytest.mark.slow
 def test_ljspeech_s_table_stands_for_its_folder(tmp_path) -> None:
     folder = speech_folder(tmp_path / "speech", "lj")
     output = ("--output", tmp_path / "new.yaml")
@@ -261,6 +262,7 @@ def test_classes_stay_classes_and_transcripts_in_their_folders_win(tmp_path) -> 
     assert init(tmp_path / "clips", "--recipe", "reviews")["task"]["modality"] == "audio"
 
 
+@pytest.mark.slow
 def test_the_language_of_whisper_is_read_or_asked_for(tmp_path, capsys) -> None:
     clips = recordings(tmp_path, [1.0] * 24)
     model = ("--model", "openai/whisper-small")
@@ -438,6 +440,7 @@ def test_if_no_row_can_be_read_the_reason_is_said(tmp_path, capsys) -> None:
     assert "none of its 1 rows can be read; row 1: not JSON" in refusal(capsys, tmp_path / "half.jsonl")
 
 
+@pytest.mark.slow
 def test_entities_count_if_some_texts_have_them_and_labels_never(tmp_path) -> None:
     def unescaped(rows: Rows) -> bool:
         return init(written(tmp_path, rows))["data"].get("unescape_html", False)
@@ -477,6 +480,7 @@ def exchange(text: str, answer: str = "It is.") -> list[dict[str, str]]:
     return [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("printed", [json.dumps, str])
 def test_conversations_in_cells_of_a_table_are_no_texts(tmp_path, printed) -> None:
     chats = [{"messages": printed(exchange(text)), "from": "web"} for text in TEXTS]
@@ -510,6 +514,7 @@ def test_tools_of_conversations_are_counted(tmp_path) -> None:
     assert init(source)["task"]["block_size"] >= 96  # of a model that is not there
 
 
+@pytest.mark.slow
 def test_questions_with_answers_are_neither_a_translation_nor_labelled(tmp_path) -> None:
     for names in (("question", "answer"), ("prompt", "completion")):
         faq = [{names[0]: f"How do I do {n}?", names[1]: f"You press {n}, and that is it."} for n in range(40)]
@@ -646,6 +651,7 @@ def test_two_texts_with_a_label_are_a_pair(first, second, tmp_path, capsys) -> N
     assert f"truncated at task.max_length={settings['task']['max_length']}" in said
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("first", "second"), [("subject", "body"), ("Title", "Text")])
 def test_parts_of_one_text_are_joined_by_a_template(first, second, tmp_path, capsys) -> None:
     rows = [{first: f"about {n}", second: TEXTS[n], "price": n, "label": "ab"[n % 2]} for n in range(40)]

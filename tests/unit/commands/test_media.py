@@ -35,7 +35,7 @@ PHONE = {"image": ("photo.heic", photo), "audio": ("call.m4a", call)}
 FEW = ("train.max_steps=1", "data.max_eval_samples=9")
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("modality", "folder"), [("image", "images"), ("audio", "audio")])
 def test_a_run_is_explained_used_and_scored(modality, folder, tmp_path, capsys):
     config = ROOT / f"recipes/configs/reviews/smoke_{modality}.yaml"
@@ -81,6 +81,7 @@ def test_a_folder_of_pictures_laid_out_like_a_hub_s(tmp_path):
     assert [row["label"] for row in predictions(tmp_path / "run")] == ["cat"] * 4 + ["dog"] * 4
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("where", ["data.dataset_name={folder}", "data.train_file={folder}/train.parquet"])
 def test_recordings_inside_a_table_need_no_decoder_of_datasets(where, tmp_path):
     (tmp_path / "set").mkdir()

@@ -183,6 +183,7 @@ def test_splits_that_fit_are_sorted_by_time() -> None:
     assert len(table.rows) == 1
 
 
+@pytest.mark.slow
 def test_strategies_have_the_fastest_hybrid_and_3d_split() -> None:
     planned = subject("bert", rows=2, gradient_accumulation_steps=2)
     planned.config.update({name: SIX[name] for name in ("num_hidden_layers", "num_attention_heads")})
@@ -223,6 +224,7 @@ def test_few_layers_say_what_many_need(kind, switches, monkeypatch) -> None:
         assert found[name] == pytest.approx(whole[name], rel=1e-3), name
 
 
+@pytest.mark.slow
 def test_layers_that_differ_are_all_simulated(monkeypatch) -> None:
     planned = subject("llama", rows=2)
     planned.config.num_hidden_layers = 14
@@ -309,6 +311,7 @@ def test_the_cheapest_switches_that_fit_are_found() -> None:
     assert fit.footprint.peak < whole.peak
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_is_found_where_there_is_one() -> None:
     planned = replace(subject("bert", rows=8, length=48, max_tokens_per_batch=400), longest=48)
     assert planned.window == 1

@@ -74,7 +74,7 @@ def test_each_process_is_a_task(tmp_path, monkeypatch):
     assert run(tmp_path, script, toolkit=ports)[1] == ["29501"] * 4
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("code", [0, 1, 2, 143])
 def test_a_signal_reaches_the_run_and_the_job_waits_for_it(code, tmp_path):
     script = write(tmp_path, "--gpus", "0")

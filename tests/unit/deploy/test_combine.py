@@ -100,6 +100,7 @@ def runs(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_runs_are_merged_and_compared(runs, tmp_path, capsys):
     command = ("merge", runs / "first", "--with", runs / "second", "--output", tmp_path / "out")
     assert run_command(*command, "--weights", "0.25", "0.75") == 0

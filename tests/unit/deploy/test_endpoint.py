@@ -75,6 +75,7 @@ def evaluated(folders, url, kind="chat", *more):
     return code, read_json(output)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("kind", ["chat", "text"])
 def test_the_run_itself_answers_the_same(folders, kind, capsys):
     with served(folders / kind) as url:

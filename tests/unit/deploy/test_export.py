@@ -136,6 +136,7 @@ def test_labels_and_columns_that_look_like_paths_are_kept(tmp_path):
     assert_equal_answers(tmp_path / "run", folder, new, float32_tolerance())
 
 
+@pytest.mark.slow
 def test_long_documents_are_read_and_longer_ones_end_in_a_sentence(tmp_path):
     train("reviews", tmp_path / "run", *FEW)
     folder = exported(tmp_path / "run", tmp_path)

@@ -53,6 +53,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_damage_in_a_slice_ends_with_1_and_its_name(runs, capsys):
     output = runs / "gate"
     given = ("evaluate", runs / "new", "--against", runs / "old", "--data", runs / "held.csv", "--output", output)

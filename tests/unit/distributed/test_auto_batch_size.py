@@ -59,6 +59,7 @@ def test_memory_that_gives_out_later_and_in_the_middle_of_a_step(tmp_path, monke
     assert_same_training(tmp_path / "enough", tmp_path / "small")
 
 
+@pytest.mark.slow
 def test_what_was_found_is_kept_and_resumed_bit_for_bit(tmp_path, monkeypatch):
     """Uses dropout and the default optimizer."""
     dropout = (*RUN, AUTO, "train.optim=adamw_torch", "train.learning_rate=1.0e-3",
@@ -83,6 +84,7 @@ BUDGET = ("train.max_tokens_per_batch=400", "train.unpadded=false")
 HALF = "out of memory with train.max_tokens_per_batch 400; it is 200 from now on "
 
 
+@pytest.mark.slow
 def test_a_token_budget_is_halved(tmp_path, monkeypatch, capsys):
     train("reviews", tmp_path / "enough", *RUN, double=True)
     passes = small_memory(monkeypatch, lambda: 4)
@@ -113,6 +115,7 @@ def test_a_smaller_budget_is_kept_by_a_resume_and_never_raised(tmp_path, monkeyp
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_one_row_is_the_end_of_a_budget(tmp_path, monkeypatch):
     small_memory(monkeypatch, lambda: 0)
     with pytest.raises(RunError, match=r"step 1: memory does not suffice for a single row \(simulated: 1 rows\)"):

@@ -225,6 +225,7 @@ return [found, heads.map((h) => h.querySelector("button").tabIndex), wide];
 """
 
 
+@pytest.mark.slow
 @needs_browser
 def test_columns_sort_in_a_browser(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(render.render_html(NASTY, NASTY, everything()), encoding="utf-8")

@@ -76,6 +76,7 @@ def test_a_metric_that_is_not_a_number_is_no_improvement(tmp_path, capsys):
     assert "stopping after step 2: eval_loss was not a number for 2 evaluations" in capsys.readouterr().out
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -103,6 +103,7 @@ def test_a_grid_trains_each_point_once_and_says_what_happened_to_each(make):
     assert "no memory left" in page
 
 
+@pytest.mark.slow
 def test_a_search_that_goes_on_does_only_the_rest_and_says_the_same(make):
     search, log = make
     whole = run(search(RATE, trials=6))
@@ -376,6 +377,7 @@ def test_a_loss_that_rises_is_divergence():
 # Populations
 
 
+@pytest.mark.slow
 def test_a_population_replaces_its_worst_and_a_killed_one_does_the_rest(make, monkeypatch):
     search, log = make
     asked = search(RATE, method="pbt", trials=4)
@@ -416,7 +418,7 @@ WRITES = [(population.Member, "keep"), (population, "replace_run"), (trials, "st
 """All that a population leaves behind, in whose midst it can be killed."""
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "method"), [(0, "pbt"), (1, "pbt"), (2, "pbt"), (0, "pbt-tpe")])
 def test_a_population_goes_on_from_a_kill_at_any_moment(part, method, make, monkeypatch, tmp_path):
     """Each part kills it at every third moment."""

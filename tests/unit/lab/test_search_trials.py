@@ -72,6 +72,7 @@ def test_a_trial_sees_no_test_rows_and_its_winner_is_scored_on_them(tmp_path):
     assert RunFolder(tmp_path / "run").predictions("test").exists()
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_stopped_goes_on_to_the_same_end(tmp_path):
     whole = train(tmp_path / "whole")
     stopped = train(tmp_path / "parts", deadline=time.time() - 1)

@@ -313,6 +313,7 @@ def test_augmented_rows_are_the_same_for_every_split_and_engine(config, settings
     assert {line["loss"] for line in losses}.isdisjoint(line["loss"] for line in plain)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_and_a_budget_of_tokens_train_on_the_same_rows(file, tmp_path):
     settings = (*FEW[1:-1], "task.augment.random_deletion=0.3", "task.augment.synonym_replacement=0.5",
                 "train.lr_scheduler_type=constant", "train.warmup_steps=0", "checkpoint.save_steps=2",

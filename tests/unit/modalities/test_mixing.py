@@ -78,6 +78,7 @@ def test_the_loss_is_that_of_both_labels_by_their_share(tmp_path):
     assert float(task.count_items(made)) == pytest.approx(4.0)
 
 
+@pytest.mark.slow
 def test_mixtures_are_the_same_for_every_split_engine_and_resume(tmp_path):
     mix = (*FEW, "task.image.mixup_alpha=0.4", "task.image.cutmix_alpha=1.0", "task.image.horizontal_flip=0.5")
     assert_splits_agree("reviews/smoke_image", tmp_path, *mix)

@@ -49,6 +49,7 @@ def test_training_stays_the_same_with_dropout(task, tmp_path):
     assert lines(tmp_path / "kept") == lines(tmp_path / "anew")
 
 
+@pytest.mark.slow
 def test_and_so_it_does_in_the_other_engine_and_with_some_layers(tmp_path):
     train("reviews", tmp_path / "kept", *RANDOM["reviews"], *FEW)
     train("reviews", tmp_path / "trainer", *RANDOM["reviews"], *FEW, CHECKPOINTED, "engine=trainer")

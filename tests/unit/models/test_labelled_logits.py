@@ -236,7 +236,7 @@ CHAT = [
 PAIRS = [{"source": each["text"], "target": "Der Fluss. " * number} for number, each in enumerate(TEXTS, start=1)]
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "rows", "unlabelled", "settings"),
     [

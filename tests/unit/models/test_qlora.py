@@ -74,6 +74,7 @@ def test_evaluation_changes_no_weight(whole):
     assert model.state_dict().keys() == before.keys()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_converts_and_the_adapters_merge_into_dequantized_weights(whole, tmp_path, capsys):
     assert run_command("checkpoint", "convert", newest(whole)[0].path, "--output", tmp_path / "model") == 0
     converted = load_file(tmp_path / "model" / "adapter_model.safetensors")

@@ -17,6 +17,7 @@ def calls(monkeypatch) -> list[tuple]:
     return record_uploads(monkeypatch)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_the_model_is_pushed_under_both_engines(engine, tmp_path, calls, capsys):
     train("reviews", tmp_path / "mine", *FEW, f"engine={engine}")

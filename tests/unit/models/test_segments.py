@@ -220,6 +220,7 @@ def test_compression_keeps_less_and_nearly_the_gradient(kind, most):
     assert 0 < error < most
 
 
+@pytest.mark.slow
 def test_a_run_measures_the_error_and_is_the_same_for_every_split(tmp_path, capsys):
     few = ("train.max_steps=2", "train.activation_compression=int8", "train.optim=sgd", "data.max_train_samples=16",
            "eval.eval_steps=null", "checkpoint.save_steps=null")  # fmt: skip

@@ -80,6 +80,7 @@ def test_a_run_is_not_resumed_with_padding(tmp_path):
         train("reviews", tmp_path / "run", *settings, "train.max_steps=2", "train.unpadded=false")
 
 
+@pytest.mark.slow
 def test_a_finished_run_predicts_without_padding(tmp_path):
     recipe, folder = "qa", tmp_path / "run"
     train(recipe, folder, *SGD, *FEW)
@@ -145,6 +146,7 @@ def test_what_cannot_leave_out_padding_is_rejected(settings, message, tmp_path):
         train("reviews", tmp_path, *FEW, settings, "train.unpadded=true", sizes=sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16])
 def test_in_mixed_precision_losses_differ_by_rounding(dtype, tmp_path):
     for name in ("auto", "false"):

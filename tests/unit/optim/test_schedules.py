@@ -254,6 +254,7 @@ def test_snapshots_follow_cycles_that_grow(tmp_path):
     assert files == ["step-2.safetensors", "step-8.safetensors"]
 
 
+@pytest.mark.slow
 def test_snapshots_that_are_not_as_they_were_written_are_found_and_not_used(tmp_path, capsys):
     train("reviews", tmp_path / "run", *CYCLES)
     one, other, _ = sorted((tmp_path / "run" / "snapshots").iterdir())
@@ -277,6 +278,7 @@ def test_a_snapshot_of_a_model_that_is_not_finite_is_not_written(tmp_path):
     assert "not finite; nothing was saved" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_one_snapshot_of_the_last_step_scores_like_the_model(tmp_path):
     train("reviews", tmp_path / "run", *CYCLES, "train.lr_scheduler_kwargs.num_cycles=1")
     (ensemble,), evaluations = (lines(tmp_path / "run", f"{name}accuracy") for name in ("ensemble_", "eval_"))

@@ -63,6 +63,7 @@ def test_answers_without_a_network_are_beside_the_scores_of_a_training_that_take
     assert f"{metric} {format_value(scored['scores'][f'eval_{metric}'])}" in sentence
 
 
+@pytest.mark.slow
 def test_a_short_training_only_names_the_command_and_none_depends_on_other_answers(tmp_path, monkeypatch, capsys):
     def broken(*arguments):
         asked.append(arguments)

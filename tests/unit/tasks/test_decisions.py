@@ -87,6 +87,7 @@ def test_a_threshold_is_between_scores_so_that_rounding_changes_nothing() -> Non
     assert np.abs(scores.max(1) - threshold).min() > 1e-7
 
 
+@pytest.mark.slow
 def test_the_f1_of_the_best_threshold_is_the_largest() -> None:
     from sklearn.metrics import f1_score
 
