@@ -468,7 +468,7 @@ def pad(features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) 
     if counts:
         columns = [dict(zip(row, window, strict=True)) for row in columns for window in zip(*row.values(), strict=True)]
     if "attention_mask" in tokenizer.model_input_names:
-        columns = [{"attention_mask": [1] * len(row["input_ids"]), **row} for row in columns]
+        columns = [{**row, "attention_mask": row.get("attention_mask", [1] * len(row["input_ids"]))} for row in columns]
     width = padded_length(max(len(row["input_ids"]) for row in columns), multiple_of(tokenizer))
     padded = {}
     for name in columns[0]:  # `tokenizer.pad` takes ten times as long
