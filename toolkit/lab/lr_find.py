@@ -155,7 +155,8 @@ def find(
     low, high = _range(cfg, start, end)
     outer = cfg.train.local_sgd_outer_lr is not None
     if reset and (outer or cfg.parallel.backend == "deepspeed" or cfg.train.ddp_comm_hook == "power_sgd"):
-        raise InputError("--reset: DeepSpeed, power_sgd and train.local_sgd_outer_lr keep states that cannot be reset")
+        kept = "DeepSpeed, power_sgd and train.local_sgd_outer_lr keep states that cannot be reset"
+        raise InputError(f"--reset: {kept}; remove --reset, or these settings")
     tested = request.override(STEPS_ONLY, unfrozen_at_once(cfg), _ramp(cfg, low, high, ramp, steps * (reset or 1)))
     request.make_output()
     measured = tested.measured("lr_find", reset=reset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import signal
 import threading
@@ -434,3 +435,13 @@ def test_several_processes_and_missing_libraries_are_said(tmp_path, capsys, monk
     for command in ("serve", "demo"):
         assert run_command(command, tmp_path) == 2
         assert f"pip install 'finetune-toolkit[{command}]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("own", ["", "ACTIVE"])
+def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(own, tmp_path, monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        monkeypatch.setenv(name, own)
+        if not own:
+            del os.environ[name]
+    assert run_command("serve", tmp_path / "none", "--port", "0") == 2
+    assert os.environ["OMP_WAIT_POLICY"] == (own or "PASSIVE")
