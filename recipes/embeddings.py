@@ -378,14 +378,14 @@ class Embeddings(Task):
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
         found = predictions["embeddings"]
         if found.shape[1] == 1:
-            pairs = lambda: zip(data.rows, found[:, 0], strict=True)  # noqa: E731
+            pairs = lambda: zip(data.each_row(), found[:, 0], strict=True)  # noqa: E731
             return LazyRecords(
                 lambda: ({self.given: row[self.given], "embedding": each.tolist()} for row, each in pairs())
             )
         if self.scored:
             similar = (found[:, 0].astype("float64") * found[:, 1]).sum(-1).tolist()
             return LazyRecords(
-                lambda: ({**row, "prediction": each} for row, each in zip(data.rows, similar, strict=True))
+                lambda: ({**row, "prediction": each} for row, each in zip(data.each_row(), similar, strict=True))
             )
         collection = Collection.of(data.rows, self._most)
         ranks, best = collection.ranked(found)
@@ -393,7 +393,7 @@ class Embeddings(Task):
         documents = {document: place for place, document in enumerate(collection.documents)}
 
         def records() -> Iterator[Record]:
-            for row in data.rows:
+            for row in data.each_row():
                 place = places[row["anchor"]]
                 rank = ranks[place][collection.relevant[place].index(documents[row["positive"]])]
                 pair = {name: row[name] for name in ("anchor", "positive")}

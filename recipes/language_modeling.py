@@ -310,11 +310,11 @@ class LanguageModeling(Task):
 
         def records() -> Iterator[Record]:
             if ids is not None:
-                for row, own in zip(data.rows, ids, strict=True):
+                for row, own in zip(data.each_row(), ids, strict=True):
                     yield self._shown(row) | {"prediction": chat.decoded([own], data.processor, around)[0]}
                 return
             scored = blocks.scored_documents(sums, data.features, len(data.rows))
-            for row, scores in zip(data.rows, scored, strict=True):
+            for row, scores in zip(data.each_row(), scored, strict=True):
                 yield self._shown(row) | scores
 
         return LazyRecords(records)

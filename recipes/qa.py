@@ -180,7 +180,7 @@ class QuestionAnswering(Task):
 
     def decode(self, predictions: Predictions, data: EvalData) -> list[Record]:
         answers = spans.best_answers(
-            **predictions, features=data.features, rows=data.rows, n_best=self.options.n_best_size,
+            **predictions, features=data.features, rows=data.each_row(), n_best=self.options.n_best_size,
             null_threshold=self.options.null_score_diff_threshold, allow_null=self.options.version_2_with_negative,
         )  # fmt: skip
         return [
@@ -190,7 +190,7 @@ class QuestionAnswering(Task):
                 "question": row["question"],
                 "answers": row["answers"]["text"],
             }
-            for row, answer in zip(data.rows, answers, strict=True)
+            for row, answer in zip(data.each_row(), answers, strict=True)
         ]
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:

@@ -451,7 +451,7 @@ class Reviews(Task):
 
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
         def records() -> Iterator[Record]:
-            for row, scores in zip(data.rows, predictions["scores"], strict=True):
+            for row, scores in zip(data.each_row(), predictions["scores"], strict=True):
                 second = {PAIR: row[PAIR]} if self.pairs else {}
                 shown = {self.modality: self.inputs.shown(row[self.modality]), **second}
                 yield shown | self.head.record(scores, row["label"])

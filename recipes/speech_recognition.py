@@ -335,7 +335,7 @@ class SpeechRecognition(Task):
         found = _transcripts(predictions, data.features, data.processor.tokenizer, self.options, frame)
         return [
             {"audio": audio.shown(row["audio"]), **answer, "reference": row["text"], "language": row["language"]}
-            for row, answer in zip(data.rows, found, strict=True)
+            for row, answer in zip(data.each_row(), found, strict=True)
         ]
 
     def answer(self, record: Record) -> dict[str, Any]:

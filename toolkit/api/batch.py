@@ -197,6 +197,11 @@ class EvalData:
     kept: Kept | None = None
     prompts: EvalData | None = None
 
+    def each_row(self) -> Iterator[Row]:
+        """Yields the rows; `datasets` formats many of them together in a fraction of the time of one by one."""
+        for part in self.rows.iter(256):
+            yield from (dict(zip(part, values, strict=True)) for values in zip(*part.values(), strict=True))
+
 
 @dataclass(frozen=True)
 class Prepared:

@@ -169,16 +169,21 @@ def feature() -> Any:
 
 def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
     """Decodes an image once, so that corrupt files are found before training, as a BadRow with name and reason."""
-    image = decode(file, options.image.max_pixels)
-    values = np.asarray(as_channels(image, 1))
+    image = decode(file, options.image.max_pixels, small=True)
+    if flat := _is_flat(image):  # a detail may be lost at a smaller size
+        flat = _is_flat(decode(file, options.image.max_pixels))
     transparent = image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., -1].min() < 255
-    flat = values.max() <= int(values.min()) + FLAT
-    found = {"flat": bool(flat), "transparent": bool(transparent), "frames": image.info[FRAMES], "depth": depth(image)}
+    found = {"flat": flat, "transparent": bool(transparent), "frames": image.info[FRAMES], "depth": depth(image)}
     return {**file, **found}
 
 
 FLAT = 3
 """Largest difference of two grey values, of 0 to 255, of an image that shows nothing."""
+
+
+def _is_flat(image: Image) -> bool:
+    values = np.asarray(as_channels(image, 1))
+    return bool(values.max() <= int(values.min()) + FLAT)
 
 
 def omissions(files: Sequence[Mapping[str, Any]], options: Any) -> list[Omission]:

@@ -25,8 +25,10 @@ MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I",
 """Pixel modes with a defined range of values, which can be converted to grey or RGB."""
 
 
-def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
+def decode(file: Mapping[str, Any], max_pixels: int, small: bool = False) -> Image:
     """Reads an image (the first frame of an animation) and applies its EXIF orientation; `info[FRAMES]` counts frames.
+
+    A `small` image reads all of a JPEG, at an eighth of its size and in grey, in half to a third of the time.
 
     Raises:
         BadRow: if the file is not an image, is corrupt, or has more than `max_pixels` pixels (checked before decoding).
@@ -42,6 +44,8 @@ def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
             width, height = image.size
             if width * height > max_pixels:
                 raise BadRow(f"{file['name']}: {width}x{height} pixels; task.image.max_pixels allows {max_pixels:,}")
+            if small:
+                image.draft("L", (width // 8, height // 8))
             image.load()
             _require_clear_pixels(image, file["name"])
             turned = ImageOps.exif_transpose(image)

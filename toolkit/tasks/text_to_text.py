@@ -165,7 +165,7 @@ class TextToText(Task):
         texts = seq2seq.decode(predictions["ids"], data.processor)
         return [
             {self.source: row[self.source], "prediction": text, "reference": row[self.target]}
-            for row, text in zip(data.rows, texts, strict=True)
+            for row, text in zip(data.each_row(), texts, strict=True)
         ]
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:

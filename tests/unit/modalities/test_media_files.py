@@ -135,6 +135,19 @@ def test_without_both_the_message_names_the_ways_out(tmp_path, ffmpeg):
     )
 
 
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_that_is_checked_at_a_small_size_is_read_whole(tmp_path, progressive):
+    blank, dot = (Image.new("RGB", (640, 480), "white") for _ in range(2))
+    dot.putpixel((333, 222), (225, 225, 225))  # half a grey value of the block that it is in
+    blank, dot, busy = (
+        encoded(each, "JPEG", quality=95, progressive=progressive) for each in (blank, dot, noise(480, 640, 3))
+    )
+    found = [image.check(written(tmp_path, "a.jpg", each), Options())["flat"] for each in (blank, dot, busy)]
+    assert found == [True, False, False]
+    with pytest.raises(BadRow, match=r"^a\.jpg: cannot be decoded: "):
+        image.check(written(tmp_path, "a.jpg", busy[: len(busy) * 9 // 10]), Options())
+
+
 def test_empty_files_say_so(tmp_path):
     for name in ("call.m4a", "photo.png"):
         with pytest.raises(BadRow, match=f"^{name}: the file is empty \\(0 bytes\\)$"):
