@@ -5,13 +5,15 @@
 The example's side is the `map` call of `run_qa.py`, with rows padded to 384 tokens (its default) and without padding.
 Both tokenise the same rows with MiniLM's tokenizer and write the features to the cache of `datasets`. Five questions in
 a row share a context, as in SQuAD (107,785 questions on 23,215 paragraphs, arXiv 1606.05250); in further cases, each
-has a context of its own.
+has a context of its own. Measured in wall-clock time, the toolkit also runs on all cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +49,8 @@ def example(file: str, warm_up: str, tokenizer: str, variant: str, cache: str) -
     return {"seconds": clock.steps(0)[-1], "features": len(features), "tokens": real}
 
 
-def toolkit(file: str, warm_up: str, tokenizer: str, folder: str) -> dict[str, Any]:
-    """Preprocesses rows as a run of the toolkit does, into a cache of its own."""
+def toolkit(file: str, warm_up: str, tokenizer: str, folder: str, processes: int | None = None) -> dict[str, Any]:
+    """Preprocesses rows as a run of the toolkit does, into a cache of its own; processes None means this one."""
     import datasets
     from transformers import AutoTokenizer
 
@@ -68,7 +70,7 @@ def toolkit(file: str, warm_up: str, tokenizer: str, folder: str) -> dict[str, A
         task = task_type(cfg)
         rows = check_rows(cfg, task).splits["train"]
         clock.tick()
-        features = tokenise(rows, task, fast, labelled=True)
+        features = tokenise(rows, task, fast, labelled=True, num_proc=processes)
         clock.tick()
     return {"seconds": clock.steps(0)[-1], "features": len(features), "tokens": sum(features["length"])}
 
@@ -82,6 +84,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         title = "rows to features, five questions per context: `run_qa.py`, against the toolkit"
         write("p5_preprocessing", "P5", title, figures(options, Path(folder)), options)
+
+
+def scaling(given: dict[str, str], suffix: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures the toolkit on one core and on all, as threads of the tokenizer or as processes."""
+    cores = os.cpu_count() or 1
+    sides = [
+        replace(calling(name, toolkit, processes=processes, **given), environment={"RAYON_NUM_THREADS": str(threads)})
+        for name, threads, processes in (
+            ("1 core", 1, None), (f"{cores} threads", cores, None), (f"{cores} processes", 1, cores)
+        )
+    ]  # fmt: skip
+    runs = interleave(sides, options)
+    return {f"1 core, against {each.name}{suffix}": compared(runs, "1 core", each.name) for each in sides[1:]}
 
 
 def figures(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -109,6 +124,8 @@ def figures(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if len(made) > 1:
             raise SystemExit(f"the sides make different features and tokens: {sorted(made)}")
         cases |= {name: compared(runs, name, "toolkit") for name in names}
+        if not options.cpu_time:  # that of a main process alone would say nothing
+            cases |= scaling({"folder": str(folder), **files}, suffix, options)
     settings = {"rows": number, "questions_per_context": QUESTIONS}
     return {**cases["example"], "case": "example", "cases": cases, "settings": settings}
 
