@@ -23,7 +23,7 @@ from toolkit.api.task import Task
 from toolkit.base.cli_errors import guarded, resumable
 from toolkit.base.console import counted, say
 from toolkit.base.package import is_shipped
-from toolkit.base.processes import has_own_command
+from toolkit.base.processes import has_own_command, never_garbage
 from toolkit.base.run_folder import RunFolder
 from toolkit.checks.check import Told
 from toolkit.config.keys import written
@@ -82,8 +82,13 @@ def run_recipe(
     Raises:
         ToolkitError: if the run cannot start, fails or is stopped.
     """
-    cfg = load_settings(task_type, config, overrides, starts_run=True, told=Told()).config
+    with never_garbage():  # the settings, or everything that further checks import if one is wrong
+        cfg = load_settings(task_type, config, overrides, starts_run=True, told=Told()).config
     with resumable(command):
+        with never_garbage():
+            import datasets  # noqa: F401
+
+            import toolkit.run  # noqa: F401
         _run(cfg, task_type, recipe, ends_process=True)
 
 

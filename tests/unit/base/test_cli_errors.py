@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,17 @@ def test_without_its_libraries_a_command_says_what_to_install(words):
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "pip install finetune-toolkit" in done.stderr
+
+
+def test_what_a_start_imports_is_never_looked_through_and_later_garbage_is_found():
+    frozen = gc.get_freeze_count()
+    with suppress(ImportError), processes.never_garbage():
+        assert not gc.isenabled()
+        kept: list[object] = [[] for _ in range(1000)]
+        raise ImportError
+    assert gc.get_freeze_count() >= frozen + len(kept)
+    assert gc.isenabled()
+    circle: list[object] = []
+    circle.append(circle)
+    del circle
+    assert gc.collect()
