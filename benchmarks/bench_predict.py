@@ -278,17 +278,29 @@ def main() -> None:
     made.add_argument("--rows", type=int, default=1500, help="texts (default 1500)")
     made.add_argument("--batch-size", type=int, default=32)
     options = read_options(made)
+    for name, title, kinds in (
+        ("p15_predict", "texts: a pipeline of transformers, against `toolkit predict`", ["texts"]),
+        (
+            "p15_kinds",
+            "other rows: a pipeline of transformers or a loop in its place, against `toolkit predict`",
+            KINDS,
+        ),
+    ):
+        if chosen := [kind for kind in kinds if kind in options.case]:
+            write(name, "P15", f"predictions for a file of {title}", figures(chosen, options), options)
+
+
+def figures(kinds: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Measures the cases of some kinds of rows."""
     cases: dict[str, Any] = {}
-    for case in options.case:
+    for kind in kinds:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            measure = text_cases if case == "texts" else partial(further, case)
+            measure = text_cases if kind == "texts" else partial(further, kind)
             cases |= measure(options, Path(folder))
-    title = "predictions for a file: a pipeline of transformers, or a loop in its place, against `toolkit predict`"
     main_case = next(iter(cases))
-    rows = {case: options.rows if case == "texts" else KINDS[case][2] for case in options.case}
+    rows = {kind: options.rows if kind == "texts" else KINDS[kind][2] for kind in kinds}
     settings = {"rows": rows, "batch_size": options.batch_size, "mean_words_of_texts": MEAN_WORDS}
-    figures = {**cases[main_case], "case": main_case, "cases": cases, "settings": settings}
-    write("p15_predict", "P15", title, figures, options)
+    return {**cases[main_case], "case": main_case, "cases": cases, "settings": settings}
 
 
 if __name__ == "__main__":
