@@ -89,7 +89,17 @@ def test_the_seconds_of_each_tool_are_shown_for_each_configuration(render) -> No
 def test_the_limits_are_those_of_their_file():
     limits = json.loads((ROOT / "benchmarks/results/limits.json").read_text(encoding="utf-8"))
     page = " ".join((ROOT / "docs/benchmarks.md").read_text(encoding="utf-8").split())
-    rows, loop, server = (limits[key] for key in ("P5", "P7", "P16"))
+    words, images, rows, loop, server = (limits[key] for key in ("P3", "P4", "P5", "P7", "P16"))
+    example, own = (words[f"{side}_ms_without_products"] for side in ("example", "toolkit"))
+    half, padded = words["toolkit_products_ms_fp32"] // 2, words["padded_tokens_ratio"]
+    assert f"takes the example {example} ms and the toolkit {own}. Products take the toolkit {2 * half} ms" in page
+    best = (example + padded * half) / (own + half)
+    assert f"({example} + {padded} x {half}) / ({own} + {half}) = {best:.2f}" in page
+    needed, whole = images["products_ms"], images["example_ms"]
+    assert f"take {needed} of the example's {whole} ms" in page
+    assert f"but dropout {images['rest_of_model_ms']}. If random numbers ({images['random_numbers_ms']}), files" in page
+    best = whole / (needed + images["rest_of_model_ms"])
+    assert f"files ({images['files_ms']}) and all the rest took no time, the ratio would be {best:.2f}" in page
     assert f"{rows['tokenizer_ms_per_row']} of the example's {rows['example_ms_per_row']} ms" in page
     assert f"needs {loop['ratio_of_sums']} of the toolkit's CPU time" in page
     assert f"server {server['toolkit_ms_per_request']} ms of CPU time, of which the model takes" in page

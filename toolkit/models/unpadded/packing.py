@@ -80,12 +80,34 @@ class Rows:
 
     def put(self, flat: Tensor) -> Tensor:
         """Returns the batch `[B, T, ...]` of tokens `[1, N, ...]`, with zeros as padding."""
-        shape = len(self.lengths), self.longest, *flat.shape[2:]
         if self.where is None:
-            return flat.view(shape)
+            return flat.view(len(self.lengths), self.longest, *flat.shape[2:])
+        padded: Tensor = _Put.apply(flat, self)
+        return padded
+
+    @cached_property
+    def sources(self) -> Tensor:
+        """The token at each position of the flattened batch, N at padding."""
+        assert self.where is not None
+        found = torch.full((len(self.lengths) * self.longest,), self.total, device=self.where.device)
+        return found.index_copy_(0, self.where, torch.arange(self.total, device=self.where.device))
+
+
+class _Put(torch.autograd.Function):
+    """`Rows.put`: copies whole tokens in both passes, which on a CPU takes a fifth of the time of `index_put`."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, rows: Rows) -> Tensor:
+        ctx.rows = rows
+        tokens = torch.cat([flat[0], flat.new_zeros(1, *flat.shape[2:])])
         # Not the view of a flat copy: FSDP warns of modules that return views.
-        row, place = self.where // shape[1], self.where % shape[1]
-        return flat.new_zeros(shape).index_put((row, place), flat[0])
+        padded = flat.new_empty(len(rows.lengths), rows.longest, *flat.shape[2:])
+        torch.index_select(tokens, 0, rows.sources, out=padded.flatten(0, 1))
+        return padded
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.rows.take(gradient), None
 
 
 def places(lengths: Sequence[int], size: int) -> tuple[list[int], int]:
