@@ -240,6 +240,15 @@ def finite(value: Any) -> Any:
     return [finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
+def texts_in(value: Any) -> Iterator[str]:
+    """Yields the texts in a value of JSON, at any depth, but for names."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_in(inner)
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a text file in UTF-8 atomically."""
     write_bytes(path, text.encode())

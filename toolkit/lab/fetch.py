@@ -21,6 +21,7 @@ from toolkit.base.files import (
     read_json,
     remove_leftovers,
     temporary_file,
+    texts_in,
     why,
     write_json,
     written_folder,
@@ -337,20 +338,12 @@ def shards(index: Path) -> list[str]:
 
 def _reject_code_elsewhere(config: Mapping[str, Any], name: str, trusted: bool) -> None:
     """Refuses a model whose code is in another repository, which it names as `owner/name--module.Class`."""
-    elsewhere = sorted({value.split("--")[0] for value in _texts(config.get("auto_map")) if "--" in value})
+    elsewhere = sorted({value.split("--")[0] for value in texts_in(config.get("auto_map")) if "--" in value})
     if trusted and elsewhere:
         raise InputError(
             f"{MODEL}: the code of {name!r} is in another repository, {', '.join(elsewhere)}, which a fetched folder "
             "cannot hold; copy the code beside the model, and give that folder"
         )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(inner)
 
 
 def _fetch_prepared(target: Target, cfg: Config, task: Task) -> None:

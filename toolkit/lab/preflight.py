@@ -186,18 +186,14 @@ def port(environ: Mapping[str, str] = os.environ) -> Found:
         number = FIRST_PORT + int(environ["SLURM_JOB_ID"]) % PORTS
     else:
         return Found("port", "")
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        held.bind(("", number))
-        held.listen()
-    except OSError as error:
-        reason = (
-            f"port {number}, where the processes meet, cannot be used ({error.strerror}); set MASTER_PORT to another"
-        )
-        return Found("port", str(number), (reason,))
-    finally:
-        held.close()
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind(("", number))
+            held.listen()
+        except OSError as error:
+            reason = f"port {number}, where the processes meet, cannot be used ({error.strerror})"
+            return Found("port", str(number), (f"{reason}; set MASTER_PORT to another",))
     return Found("port", f"{number} is free")
 
 
