@@ -448,13 +448,6 @@ def _update(model: nn.Module, train: TrainConfig, ledger: Ledger) -> tuple[int, 
     return state_bytes(optimizer), lasting, ledger.peak
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> AbstractContextManager[None]:
     """Silences torch's log of operations that fake tensors do not support: the raised error names them."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+    return replaced(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
