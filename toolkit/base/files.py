@@ -240,6 +240,15 @@ def finite(value: Any) -> Any:
     return [finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
+def texts_in(value: Any) -> Iterator[str]:
+    """Yields the texts in a value of JSON, at any depth, but for names."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_in(inner)
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a text file in UTF-8 atomically."""
     write_bytes(path, text.encode())
@@ -358,3 +367,17 @@ def file_sha256(path: Path) -> str:
     """Returns the sha256 of a file's bytes, in hexadecimal; raises OSError if it cannot be read, or is not regular."""
     with open_regular(path, os.O_RDONLY) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # binary files have readinto
+
+
+COPIED_BYTES = 2**20
+"""Bytes that are copied at a time."""
+
+
+def copy_and_hash(source: Path, copy: Path) -> str:
+    """Copies the bytes of a file, and returns their sha256 in hexadecimal."""
+    digest = hashlib.sha256()
+    with source.open("rb") as reading, copy.open("wb") as writing:
+        while chunk := reading.read(COPIED_BYTES):
+            digest.update(chunk)
+            writing.write(chunk)
+    return digest.hexdigest()

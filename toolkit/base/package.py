@@ -57,13 +57,16 @@ def present(path: str | Path) -> Path:
 
 @contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Gives a module or class another attribute inside the block."""
-    former = getattr(owner, name)
+    """Gives a module, class or object another attribute inside the block; an inherited one is inherited again."""
+    former, is_own = getattr(owner, name), name in vars(owner)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, former)
+        if is_own:
+            setattr(owner, name, former)
+        else:
+            delattr(owner, name)
 
 
 def import_object(name: str) -> Any:

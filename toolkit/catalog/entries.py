@@ -10,6 +10,7 @@ import csv
 import gzip
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,7 @@ def agxqa(raw: Path, target: Path) -> None:
     """Splits the documents at random: 70 % for training, 15 % for validation; pairs questions with texts of a part."""
     (source,) = raw.glob("*.json")
     documents = json.loads(source.read_text(encoding="utf-8"))["data"]
-    train, validation = _cut(documents, 0.7, 0.85)
-    for name, part in (("train", train), ("validation", validation)):
+    for name, part in _cut(documents, 0.7, 0.85).items():
         text = json.dumps({"version": "1.1", "data": part}, ensure_ascii=False)
         (target / f"{name}.json").write_bytes(text.encode())
         _write_csv(target / f"relevance_{name}.csv", [("question", "context", "label"), *_relevance(part)])
@@ -63,8 +63,7 @@ def customer_reviews(raw: Path, target: Path) -> None:
     labelled += [line.rpartition("\t")[::2] for line in second if line.strip()]
     classes = {"0": "negative", "1": "positive"}
     rows = sorted({(text.strip(), classes[label.strip()]) for text, label in labelled})
-    train, validation = _cut(rows, 0.75, 0.87)
-    for name, part in (("train", train), ("validation", validation)):
+    for name, part in _cut(rows, 0.75, 0.87).items():
         _write_csv(target / f"{name}.csv", [("text", "label"), *part])
 
 
@@ -139,8 +138,6 @@ those below 5, are in no other part."""
 
 def spoken_digits(raw: Path, target: Path) -> None:
     """Extracts clips from the archive; the speaker of the other parts has no clips in training."""
-    import tarfile
-
     wanted = {
         f"{digit}_{speaker}_{clip}.wav": target / part / str(digit) / f"{speaker}_{clip}.wav"
         for part, speakers in SPEAKERS.items()
@@ -148,15 +145,10 @@ def spoken_digits(raw: Path, target: Path) -> None:
         for speaker in speakers
         for clip in CLIPS[part]
     }
-    with tarfile.open(raw / "free-spoken-digit-dataset.tar.gz", "r:gz") as archive:
-        # Only the content of plain files is read, and we choose the target: no path of the archive is used.
-        for member in archive:
-            folder, _, name = member.name.rpartition("/")
-            if name not in wanted or not member.isfile() or folder.rpartition("/")[2] != "recordings":
-                continue
-            path = wanted.pop(name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(_unpacked(archive.extractfile(member), name))
+    for name, content in _members(raw / "free-spoken-digit-dataset.tar.gz", wanted.__contains__, "recordings"):
+        path = wanted.pop(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     if wanted:
         raise ValueError(f"{len(wanted)} clips are not in the archive, for instance recordings/{min(wanted)}")
 
@@ -167,25 +159,18 @@ READERS = ("train",) * 4 + ("validation", "test")
 
 def librispeech_dev_clean(raw: Path, target: Path) -> None:
     """Extracts the recordings, and deals whole speakers to training, validation and test."""
-    import tarfile
-
     texts: dict[str, str] = {}
     files: dict[str, str] = {}
-    with tarfile.open(raw / "dev-clean.tar.gz", "r:gz") as archive:
-        # Only the content of plain files is read, and we choose the target: no path of the archive is used.
-        for member in archive:
-            key, _, suffix = member.name.rpartition("/")[2].partition(".")
+    for name, content in _members(raw / "dev-clean.tar.gz", re.compile(r"\d+(-[^.]*)?\.(flac|trans\.txt)").fullmatch):
+        key, _, suffix = name.partition(".")
+        if suffix == "trans.txt":
+            lines = (line.partition(" ") for line in content.decode().splitlines())
+            texts |= {each: text.strip() for each, _, text in lines}
+        else:
             speaker = key.partition("-")[0]
-            if not member.isfile() or not speaker.isdecimal() or suffix not in ("flac", "trans.txt"):
-                continue
-            content = _unpacked(archive.extractfile(member), key)
-            if suffix == "trans.txt":
-                lines = (line.partition(" ") for line in content.decode().splitlines())
-                texts |= {each: text.strip() for each, _, text in lines}
-            else:
-                files[key] = f"{speaker}/{key}.flac"
-                (target / speaker).mkdir(exist_ok=True)
-                (target / files[key]).write_bytes(content)
+            files[key] = f"{speaker}/{key}.flac"
+            (target / speaker).mkdir(exist_ok=True)
+            (target / files[key]).write_bytes(content)
     alone = sorted(texts.keys() ^ files.keys())
     if alone or not files:
         raise ValueError(f"{len(files)} recordings and {len(texts)} transcripts; alone are {', '.join(alone[:3])}")
@@ -224,17 +209,31 @@ def wikitext2(raw: Path, target: Path) -> None:
                 (target / f"{name}.txt").write_bytes(_unpacked(file, file.name))
 
 
-def _cut(rows: list[Row], first: float, second: float) -> tuple[list[Row], list[Row]]:
-    """Shuffles rows with seed 0; returns those before the fraction `first`, and those from it to `second`."""
+def _cut(rows: list[Row], first: float, second: float) -> dict[str, list[Row]]:
+    """Shuffles rows with seed 0; trains on those before the fraction `first`, validates on those up to `second`."""
     shuffled = list(rows)
     random.Random(0).shuffle(shuffled)
     start, end = int(first * len(shuffled)), int(second * len(shuffled))
-    return shuffled[:start], shuffled[start:end]
+    return {"train": shuffled[:start], "validation": shuffled[start:end]}
 
 
 def _write_csv(path: Path, rows: Iterable[Sequence[str]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
+
+
+def _members(archive: Path, is_wanted: Callable[[str], Any], folder: str = "") -> Iterator[tuple[str, bytes]]:
+    """Yields the names and contents of the plain files that are wanted by name, and are in a `folder` if it is given.
+
+    Where they are written is the caller's choice: no path of the archive is used.
+    """
+    import tarfile
+
+    with tarfile.open(archive, "r:gz") as opened:
+        for member in opened:
+            *_, parent, name = f"/{member.name}".split("/")
+            if member.isfile() and is_wanted(name) and folder in ("", parent):
+                yield name, _unpacked(opened.extractfile(member), name)
 
 
 def _unpacked_lines(path: Path) -> list[str]:
@@ -277,8 +276,12 @@ class CatalogEntry:
     a source, where nothing was measured."""
 
 
-def _github(repository: str, revision: str, path: str) -> Source:
-    return Source(f"https://raw.githubusercontent.com/{repository}/{revision}/{path}", path.rpartition("/")[2])
+GITHUB = "https://raw.githubusercontent.com"
+STS = f"{GITHUB}/brmson/dataset-sts/e1d3375f5b3bc24f21aa4e46f96eb379e9fc1081/data"
+
+
+def _below(address: str, *paths: str) -> tuple[Source, ...]:
+    return tuple(Source(f"{address}/{path}", path.rpartition("/")[2]) for path in paths)
 
 
 CATALOG: dict[str, CatalogEntry] = {
@@ -287,12 +290,9 @@ CATALOG: dict[str, CatalogEntry] = {
         "the same questions with texts that answer them or not, as pairs",
         licence="Apache-2.0",
         homepage="https://github.com/MSU-CECO/agxqa_benchmark_v1",
-        sources=(
-            _github(
-                "MSU-CECO/agxqa_benchmark_v1",
-                "d378a0c146c37fac582f683ae517d6ee8c651986",
-                "data/for_qa_data_annotated/annotations_part_B_Nov03_Dec23_2023.json",
-            ),
+        sources=_below(
+            f"{GITHUB}/MSU-CECO/agxqa_benchmark_v1/d378a0c146c37fac582f683ae517d6ee8c651986",
+            "data/for_qa_data_annotated/annotations_part_B_Nov03_Dec23_2023.json",
         ),
         convert=agxqa,
         sha256={
@@ -307,10 +307,11 @@ CATALOG: dict[str, CatalogEntry] = {
         licence="research use (Customer Review Data of Hu and Liu; Sentiment Labelled Sentences of UCI)",
         homepage="https://www.cs.uic.edu/~liub/FBS/sentiment-analysis.html",
         sources=(
-            _github("harvardnlp/sent-conv-torch", "656a7ea29de3409aca87bb17935cf93c537527fa", "data/custrev.all"),
-            _github(
-                "stein-kim/sentiment_analysis",
-                "6850d5392de0703fb7ec7ea9a81b37d8098e4353",
+            *_below(
+                f"{GITHUB}/harvardnlp/sent-conv-torch/656a7ea29de3409aca87bb17935cf93c537527fa", "data/custrev.all"
+            ),
+            *_below(
+                f"{GITHUB}/stein-kim/sentiment_analysis/6850d5392de0703fb7ec7ea9a81b37d8098e4353",
                 "data/amazon_cells_labelled.txt",
             ),
         ),
@@ -326,10 +327,8 @@ CATALOG: dict[str, CatalogEntry] = {
         homepage="https://github.com/multi30k/dataset",
         # The repository has had two versions of one of these files, and it is not known which of them the figures were
         # measured on. The current one is downloaded; the checksums of the result tell whether it is the same.
-        sources=tuple(
-            _github("multi30k/dataset", "master", f"data/task1/raw/{part}.{language}.gz")
-            for part in ("train", "val")
-            for language in ("en", "de")
+        sources=_below(
+            f"{GITHUB}/multi30k/dataset/master/data/task1/raw", "train.en.gz", "train.de.gz", "val.en.gz", "val.de.gz"
         ),
         convert=multi30k,
         sha256={
@@ -341,12 +340,9 @@ CATALOG: dict[str, CatalogEntry] = {
         summary="Fashion-MNIST, 28x28 greyscale images of 10 classes: 600 for training, 150 for validation",
         licence="MIT",
         homepage="https://github.com/zalandoresearch/fashion-mnist",
-        sources=(
-            _github(
-                "zalandoresearch/fashion-mnist",
-                "068f28faedbf281578743d682543a8fb9f15f4a0",
-                "doc/img/fashion-mnist-sprite.png",
-            ),
+        sources=_below(
+            f"{GITHUB}/zalandoresearch/fashion-mnist/068f28faedbf281578743d682543a8fb9f15f4a0",
+            "doc/img/fashion-mnist-sprite.png",
         ),
         convert=fashion,
         sha256={
@@ -358,7 +354,7 @@ CATALOG: dict[str, CatalogEntry] = {
         summary="CIFAR-10, 32x32 colour images of 10 classes: 45,000 to train, 5,000 to validate, 10,000 to test",
         licence="none stated (cite Krizhevsky 2009)",
         homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
-        sources=(Source("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "cifar-10-binary.tar.gz"),),
+        sources=_below("https://www.cs.toronto.edu/~kriz", "cifar-10-binary.tar.gz"),
         convert=cifar10,
         sha256={"cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
     ),
@@ -386,7 +382,7 @@ CATALOG: dict[str, CatalogEntry] = {
         "validation, 6 to test (English)",
         licence="CC BY 4.0",
         homepage="https://www.openslr.org/12",
-        sources=(Source("http://www.openslr.org/resources/12/dev-clean.tar.gz", "dev-clean.tar.gz"),),
+        sources=_below("http://www.openslr.org/resources/12", "dev-clean.tar.gz"),
         convert=librispeech_dev_clean,
         sha256={"dev-clean.tar.gz": "76f87d090650617fca0cac8f88b9416e0ebf80350acb97b343a85fa903728ab3"},
     ),
@@ -395,10 +391,7 @@ CATALOG: dict[str, CatalogEntry] = {
         "training, 500 for validation, 4,927 to test (English)",
         licence="CC BY-NC-SA 3.0 (not for commercial use)",
         homepage="https://alt.qcri.org/semeval2014/task1/",
-        sources=tuple(
-            _github("brmson/dataset-sts", "e1d3375f5b3bc24f21aa4e46f96eb379e9fc1081", f"data/sts/sick2014/{file}")
-            for file in SICK.values()
-        ),
+        sources=_below(f"{STS}/sts/sick2014", *SICK.values()),
         convert=partial(as_published, SICK, "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"),
         sha256={
             "train.tsv": "266cf8047149bd1d68138dd30439f3122bff30069740ac6705bb6197d9f1b48e",
@@ -411,10 +404,7 @@ CATALOG: dict[str, CatalogEntry] = {
         "rows for training, 1,148 for validation, and rows to test (English)",
         licence="for research",
         homepage="https://github.com/brmson/dataset-sts/tree/master/data/anssel/wang",
-        sources=tuple(
-            _github("brmson/dataset-sts", "e1d3375f5b3bc24f21aa4e46f96eb379e9fc1081", f"data/anssel/wang/{file}")
-            for file in TREC_QA.values()
-        ),
+        sources=_below(f"{STS}/anssel/wang", *TREC_QA.values()),
         convert=partial(as_published, TREC_QA, "qtext,label,atext"),
         sha256={
             "train.csv": "b3398769dee040bceb5ca4ffe49eaa9096e71c9533432031f3bddfdb3dee7a8f",
@@ -426,12 +416,9 @@ CATALOG: dict[str, CatalogEntry] = {
         summary="WikiText-2, raw text of Wikipedia as published: training, validation and test (English)",
         licence="CC BY-SA 3.0",
         homepage="https://huggingface.co/datasets/Salesforce/wikitext",
-        sources=(
-            Source(
-                "https://huggingface.co/datasets/ggml-org/ci/resolve/927b3642933080f1b0e811e2f916e14c292992f9/"
-                "wikitext-2-raw-v1.zip",
-                "wikitext-2-raw-v1.zip",
-            ),
+        sources=_below(
+            "https://huggingface.co/datasets/ggml-org/ci/resolve/927b3642933080f1b0e811e2f916e14c292992f9",
+            "wikitext-2-raw-v1.zip",
         ),
         convert=wikitext2,
         sha256={"wikitext-2-raw-v1.zip": "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"},

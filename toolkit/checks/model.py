@@ -130,11 +130,13 @@ def activation_problems(case: Case) -> list[str]:
 
 def padding_problems(case: Case) -> list[str]:
     """Returns why the model cannot run without padding, or is too short for `train.pad_to_multiple_of`."""
-    multiple, peft = case.cfg.train.pad_to_multiple_of, case.cfg.model.peft
+    multiple, peft, found = case.cfg.train.pad_to_multiple_of, case.cfg.model.peft, list[str]()
     if multiple is not None:
         virtual = peft.num_virtual_tokens if peft.method == "prompt_tuning" else 0
-        return shape_problems(_config(case), case.task.options, multiple, virtual)
-    return families.problems(case.cfg, _config(case)) if case.cfg.train.unpadded in (True, families.PACKED) else []
+        found = shape_problems(_config(case), case.task.options, multiple, virtual)
+    if case.cfg.train.unpadded in (True, families.PACKED):
+        found += families.problems(case.cfg, _config(case))
+    return found
 
 
 def tensor_problems(case: Case) -> list[str]:

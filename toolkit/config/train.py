@@ -151,7 +151,8 @@ class TrainConfig:
     short rows of a batch share one, without attention between them. It also applies to evaluation."""
     pad_to_multiple_of: Positive | None = None
     """Pad training batches of text to a multiple of this many tokens instead of to their longest row, so that they have
-    few different shapes, for instance 64 with `torch_compile`. Results stay the same up to rounding."""
+    few different shapes, for instance 64 with `torch_compile`; with `unpadded: true`, the tokens of all rows together,
+    in evaluation, too. Results stay the same up to rounding."""
     torch_compile: bool = False
     """Compile the training pass with `torch.compile`. Results agree only up to rounding."""
     torch_compile_backend: str | None = None

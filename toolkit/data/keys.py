@@ -156,13 +156,8 @@ def first_like(*parts: np.ndarray) -> np.ndarray:
     return first[numbers]
 
 
-NUMBERS = dict(
-    zip(
-        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
-        map(str, range(11)),
-        strict=True,
-    )
-)
+_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+NUMBERS = {word: str(number) for number, word in enumerate(_WORDS)}
 """English words for small numbers."""
 _IGNORED = re.compile(r"[\W_]+")
 

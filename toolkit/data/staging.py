@@ -9,7 +9,6 @@ later runs until there is too little room: then those that no run holds are remo
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.api.task import Task
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
-from toolkit.base.files import expanded, file_sha256, is_temporary, naming, sha256, why, written_folder
+from toolkit.base.files import copy_and_hash, expanded, file_sha256, is_temporary, naming, sha256, why, written_folder
 from toolkit.config.paths import files_of
 from toolkit.config.sections import DataConfig
 from toolkit.data.columns import columns_in, file_columns
@@ -148,7 +147,6 @@ def is_memory(folder: Path) -> bool:
 
 FILES, RECORD = "files", "record.jsonl"
 """In an entry, the folder that stands for the root, and the list of its files."""
-_CHUNK = 2**20
 
 
 class Stage:
@@ -173,9 +171,7 @@ class Stage:
 
 def stage_files(data: DataConfig, task: Task) -> Stage:
     """Copies the data files of a run to `data.stage_to`, unless there are copies of their present state."""
-    folder = _own_folder(data)
-    sources = [source_files(source, data, task) for source in data.files()]
-    _reject_nesting(folder, sources)
+    folder, sources = _places(data, task)
     with _disk_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _disk_errors(folder), _turn(folder):
@@ -200,9 +196,7 @@ def stage_problem(data: DataConfig, task: Task) -> str | None:
 
     Raises DataError as `stage_files`, for other reasons than too little room.
     """
-    folder = _own_folder(data)
-    sources = [source_files(source, data, task) for source in data.files()]
-    _reject_nesting(folder, sources)
+    folder, sources = _places(data, task)
     needed = {each.key: each for each in sources}
     with _disk_errors(folder):
         missing = [each for each in needed.values() if not (folder / each.key).exists()]
@@ -224,22 +218,23 @@ def source_files(source: str, data: DataConfig, task: Task) -> SourceFiles:
     return SourceFiles(source, found)
 
 
-def _own_folder(data: DataConfig) -> Path:
-    """Returns the folder of copies, which need not exist; raises DataError if another user owns it."""
+def _places(data: DataConfig, task: Task) -> tuple[Path, list[SourceFiles]]:
+    """Returns the folder of copies, which need not exist, and what to copy.
+
+    Raises DataError if another user owns the folder, or if it is inside a source.
+    """
     folder = expanded(data.stage_to or "").absolute()
     with _disk_errors(folder):
         if folder.exists() and folder.stat().st_uid != os.geteuid():
             raise DataError(f"data.stage_to: {folder} belongs to another user; name a folder of your own in it.")
-    return folder
-
-
-def _reject_nesting(folder: Path, sources: list[SourceFiles]) -> None:
+    sources = [source_files(source, data, task) for source in data.files()]
     for each in sources:
         path = expanded(each.name)
         if path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
             raise DataError(
                 f"data.stage_to: {folder} is inside {each.name}, whose files it would hold; name another one."
             )
+    return folder, sources
 
 
 @contextmanager
@@ -310,15 +305,11 @@ def copy_data(folder: Path, source: SourceFiles) -> None:
 
 def _copy_file(source: Path, copy: Path, state: tuple[int, int]) -> str:
     """Copies a file and its time of modification, and returns its sha256; raises DataError if the copy differs."""
-    digest = hashlib.sha256()
-    with source.open("rb") as reading, copy.open("xb") as writing:
-        while chunk := reading.read(_CHUNK):
-            digest.update(chunk)
-            writing.write(chunk)
-        facts = os.fstat(reading.fileno())
+    digest = copy_and_hash(source, copy)
+    facts = source.stat()
     os.utime(copy, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     if (facts.st_size, facts.st_mtime_ns) != state or copy.stat().st_size != facts.st_size:
         raise DataError(f"data.stage_to: {source} changed while it was copied; start again when it is complete.")
-    if file_sha256(copy) != digest.hexdigest():
+    if file_sha256(copy) != digest:
         raise DataError(f"data.stage_to: the copy of {source} differs from it; is the memory or the disk damaged?")
-    return digest.hexdigest()
+    return digest

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn.functional import pad
 
 from toolkit.api.batch import IGNORE_INDEX, Batch
+from toolkit.base.package import replaced
 from toolkit.distributed.exchange import Wire, average_gradients
 
 if TYPE_CHECKING:
@@ -187,11 +188,8 @@ class Context:
     @contextmanager
     def splitting(self, by_token: bool) -> Iterator[None]:
         """Splits the positions of forward passes inside; heads get all of them again, or `by_token` own ones."""
-        self._splits, self._gathers = True, not by_token
-        try:
+        with replaced(self, "_splits", True), replaced(self, "_gathers", not by_token):
             yield
-        finally:
-            self._splits = self._gathers = False
 
     def own(self, batch: Batch, by_token: bool) -> Batch:
         """Returns a batch with the labels that count here: of own positions, or all of them on the first process."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from toolkit.base.package import replaced
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -177,16 +179,10 @@ def trained_buffers(model: nn.Module) -> list[Tensor]:
     return [b for name, b in model.named_buffers() if name in saved and b.is_floating_point()]
 
 
-@contextmanager
-def generating_together(model: Any) -> Iterator[None]:
+def generating_together(model: Any) -> AbstractContextManager[None]:
     """Makes a model's `generate` wait for all ranks, which gather its parameters together."""
-    if (generate := getattr(model, "generate", None)) is not None:
-        model.generate = partial(generate, synced_gpus=True)
-    try:
-        yield
-    finally:
-        if generate is not None:
-            del model.generate
+    generate = getattr(model, "generate", None)
+    return nullcontext() if generate is None else replaced(model, "generate", partial(generate, synced_gpus=True))
 
 
 class Skeleton:

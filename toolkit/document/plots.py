@@ -69,7 +69,6 @@ def confusion(counts: np.ndarray, labels: Sequence[str]) -> bytes:
     axes.set_xlabel("predicted", color=INK)
     axes.set_ylabel("true", color=INK)
     picture = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about glyphs that are missing in the font
+    with warnings.catch_warnings(action="ignore"):  # about glyphs that are missing in the font
         figure.savefig(picture, dpi=120, format="png")
     return picture.getvalue()

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from toolkit.api.run import Predictor
 from toolkit.api.training import Training
 from toolkit.base.console import warn
 from toolkit.base.errors import Interrupted
+from toolkit.base.package import replaced
 from toolkit.base.processes import STOP_SIGNALS
 from toolkit.distributed.collectives import all_sum
 from toolkit.distributed.stop import ELASTIC_TIMEOUT, StopSignal, launcher_seconds
@@ -70,28 +71,18 @@ def _end_pass(is_stopping: Callable[[], bool], *ignored: Any) -> None:
         raise _Stopped
 
 
-@contextmanager
-def _ending_generation(model: Any, is_stopping: Callable[[], bool]) -> Iterator[None]:
+def _ending_generation(model: Any, is_stopping: Callable[[], bool]) -> AbstractContextManager[None]:
     """Makes a model's `generate` end all its rows once this process should stop."""
     generate = getattr(model, "generate", None)
     if generate is None:
-        yield
-        return
+        return nullcontext()
 
     def stops(ids: torch.Tensor, scores: Any, **ignored: Any) -> torch.Tensor:
         return torch.full((len(ids),), is_stopping(), dtype=torch.bool, device=ids.device)
 
     from transformers import StoppingCriteriaList
 
-    former = vars(model).get("generate")
-    model.generate = partial(generate, stopping_criteria=StoppingCriteriaList([stops]))
-    try:
-        yield
-    finally:
-        if former is None:
-            del model.generate
-        else:
-            model.generate = former
+    return replaced(model, "generate", partial(generate, stopping_criteria=StoppingCriteriaList([stops])))
 
 
 class Stopper:

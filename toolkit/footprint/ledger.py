@@ -6,7 +6,7 @@ import random
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -268,21 +268,12 @@ class Ledger(TorchDispatchMode):
     @contextmanager
     def naming(self, kind: str, guess: bool = False) -> Iterator[None]:
         """Assigns a kind to all memory allocated inside; `guess` as in `toolkit.footprint.ledger.dynamic`."""
-        before = self._naming, self._guess
-        self._naming, self._guess = kind, guess
-        try:
+        with replaced(self, "_naming", kind), replaced(self, "_guess", guess):
             yield
-        finally:
-            self._naming, self._guess = before
 
-    @contextmanager
-    def recomputing(self) -> Iterator[None]:
+    def recomputing(self) -> AbstractContextManager[None]:
         """Counts the operations inside as recomputed."""
-        self._recomputing = True
-        try:
-            yield
-        finally:
-            self._recomputing = False
+        return replaced(self, "_recomputing", True)
 
     def end_phase(self) -> None:
         """Keeps the peak of a phase, and starts the next one."""
@@ -324,9 +315,6 @@ def movable_fakes() -> Iterator[None]:
         found: Tensor = memo[id(self)]
         return found
 
-    FakeTensor.__deepcopy__ = copy  # type: ignore[method-assign, assignment]
-    try:
-        with replaced(nn.Module, "to", lambda self, *arguments, **named: self):
-            yield
-    finally:
-        del FakeTensor.__deepcopy__
+    stay = replaced(nn.Module, "to", lambda self, *arguments, **named: self)
+    with stay, replaced(FakeTensor, "__deepcopy__", copy):
+        yield

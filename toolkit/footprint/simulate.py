@@ -33,7 +33,7 @@ from toolkit.models.fast_dropout import FastDropout, is_chosen, use_fast_dropout
 from toolkit.models.load import build_model
 from toolkit.models.parts import freeze, freeze_modules, head_at_labels
 from toolkit.models.unpadded.families import LAYERDROP, choose
-from toolkit.models.unpadded.layers import NAMES, install
+from toolkit.models.unpadded.layers import ALWAYS, install
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import state_bytes
@@ -312,7 +312,7 @@ def _footprint(counts: dict[str, Any]) -> Footprint:
 def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
     """Builds the model like the run does, with adapters, frozen weights and activation checkpointing."""
     cfg, config = subject.cfg, copy.deepcopy(subject.config)
-    if config._attn_implementation in (*NAMES, context.NAME):  # of the run's model
+    if str(config._attn_implementation).startswith((ALWAYS, context.NAME)):  # of the run's model
         config._attn_implementation = "sdpa"
     for name in LAYERDROP:  # simulates the maximum, in which no layer is skipped
         if getattr(config, name, None):
@@ -448,13 +448,6 @@ def _update(model: nn.Module, train: TrainConfig, ledger: Ledger) -> tuple[int, 
     return state_bytes(optimizer), lasting, ledger.peak
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> AbstractContextManager[None]:
     """Silences torch's log of operations that fake tensors do not support: the raised error names them."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+    return replaced(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,6 +13,7 @@ from toolkit.api.task import Task
 from toolkit.base.console import counted, format_bytes, warn
 from toolkit.base.errors import InputError, RunError, pretrained_error
 from toolkit.base.files import (
+    copy_and_hash,
     expanded,
     file_sha256,
     is_temporary,
@@ -21,6 +21,7 @@ from toolkit.base.files import (
     read_json,
     remove_leftovers,
     temporary_file,
+    texts_in,
     why,
     write_json,
     written_folder,
@@ -59,8 +60,6 @@ if TYPE_CHECKING:
 
 
 MODEL_FOLDER, DATASET_FOLDER, FILES_FOLDER = "model", "dataset", "files"
-_BYTES = 2**22
-"""Bytes that are copied at a time."""
 
 
 class Target:
@@ -121,12 +120,9 @@ class Target:
         if kind_of(place) != "file" or place.stat().st_size != size or file_sha256(place) != digest:
             self.change(name)
             place.parent.mkdir(parents=True, exist_ok=True)
-            with temporary_file(place) as temporary, source.open("rb") as opened, temporary.open("wb") as copied:
-                written = hashlib.sha256()
-                while block := opened.read(_BYTES):
-                    written.update(block)
-                    copied.write(block)
-            if written.hexdigest() != digest:
+            with temporary_file(place) as temporary:
+                written = copy_and_hash(source, temporary)
+            if written != digest:
                 raise InputError(f"{source} changed while it was copied; repeat the command")
         self.files[name] = Entry(size, digest)
 
@@ -342,20 +338,12 @@ def shards(index: Path) -> list[str]:
 
 def _reject_code_elsewhere(config: Mapping[str, Any], name: str, trusted: bool) -> None:
     """Refuses a model whose code is in another repository, which it names as `owner/name--module.Class`."""
-    elsewhere = sorted({value.split("--")[0] for value in _texts(config.get("auto_map")) if "--" in value})
+    elsewhere = sorted({value.split("--")[0] for value in texts_in(config.get("auto_map")) if "--" in value})
     if trusted and elsewhere:
         raise InputError(
             f"{MODEL}: the code of {name!r} is in another repository, {', '.join(elsewhere)}, which a fetched folder "
             "cannot hold; copy the code beside the model, and give that folder"
         )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(inner)
 
 
 def _fetch_prepared(target: Target, cfg: Config, task: Task) -> None:

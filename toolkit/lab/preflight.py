@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,8 +126,7 @@ def devices(needs: Needs, environ: Mapping[str, str] = os.environ) -> Iterator[F
 
 
 def _names(count: int) -> str:
-    names = [torch.cuda.get_device_name(index) for index in range(count)]
-    counts = {name: names.count(name) for name in dict.fromkeys(names)}
+    counts = Counter(map(torch.cuda.get_device_name, range(count)))
     return ", ".join(f"{number} x {name}" for name, number in counts.items()) or "none; training is on the CPU"
 
 
@@ -186,18 +186,14 @@ def port(environ: Mapping[str, str] = os.environ) -> Found:
         number = FIRST_PORT + int(environ["SLURM_JOB_ID"]) % PORTS
     else:
         return Found("port", "")
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        held.bind(("", number))
-        held.listen()
-    except OSError as error:
-        reason = (
-            f"port {number}, where the processes meet, cannot be used ({error.strerror}); set MASTER_PORT to another"
-        )
-        return Found("port", str(number), (reason,))
-    finally:
-        held.close()
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind(("", number))
+            held.listen()
+        except OSError as error:
+            reason = f"port {number}, where the processes meet, cannot be used ({error.strerror})"
+            return Found("port", str(number), (f"{reason}; set MASTER_PORT to another",))
     return Found("port", f"{number} is free")
 
 

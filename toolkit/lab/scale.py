@@ -6,8 +6,8 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from accelerate.utils import patch_environment
 
 from toolkit.base.console import counted, format_bytes, format_duration, format_value, say, warn
 from toolkit.base.errors import ConfigError, RunError
@@ -199,7 +200,8 @@ def measure(scale: Scale) -> Measurements:
     places = [(number, place) for place in range(1, scale.rounds + 1) for number in numbers]
     rounds: dict[int, list[dict[str, Any]]] = {number: [] for number in numbers}
     bandwidths = dict[int, float]()
-    with _threads(scale.threads):
+    unset = {} if scale.threads is None or THREADS in os.environ else {THREADS: scale.threads}
+    with patch_environment(**unset):  # for all processes that are started inside
         for count, (number, place) in enumerate(places, start=1):
             job, name = scale.job(number), f"run-{number}-round-{place}"
             began = time.monotonic()
@@ -218,20 +220,6 @@ def threads_of(processes: int) -> int:
     """Returns the threads of each of several processes: those that the environment sets, or its part of the cores."""
     given = os.environ.get(THREADS, "")
     return int(given) if given.isdecimal() else threads_per_process(processes)
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    """Sets the threads of all processes that are started inside."""
-    before = os.environ.get(THREADS)
-    if number is None or before is not None:
-        yield
-        return
-    os.environ[THREADS] = str(number)
-    try:
-        yield
-    finally:
-        del os.environ[THREADS]
 
 
 def _kept(scale: Scale, name: str, job: Mapping[str, Any], work: Callable[[], Any]) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ from toolkit.models.fast_dropout import recomputing, use_fast_dropout
 from toolkit.models.load import attention, batch_dependence, build_empty, build_model
 from toolkit.models.parts import count_parameters, freeze, head_at_labels
 from toolkit.models.unpadded.families import PACKED
-from toolkit.models.unpadded.layers import install
+from toolkit.models.unpadded.layers import install, stacks
 from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:
@@ -34,21 +36,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
-def compile_training(model: nn.Module, train: TrainConfig) -> None:
-    """Compiles the training passes in place; evaluation and generation vary more in shape and run less."""
+def compile_training(model: nn.Module, train: TrainConfig, layers: Iterable[nn.Module] = ()) -> None:
+    """Compiles the training passes of a model, or of its `layers` alone, in place.
+
+    Evaluation and generation vary more in shape and run less.
+    """
     if not train.torch_compile:
         return
     import torch._inductor.config as inductor
 
     # Dropout draws the same random numbers as without compilation, so that only rounding differs.
     inductor.fallback_random = True
-    model.compile(backend=train.torch_compile_backend or "inductor", mode=train.torch_compile_mode)
-    compiled: Callable[..., Any] = model._compiled_call_impl  # type: ignore[assignment]
+    compiled = partial(torch.compile, backend=train.torch_compile_backend or "inductor", mode=train.torch_compile_mode)
+    if not (parts := [*layers]):
+        model._compiled_call_impl = _in_training(model, compiled(model._call_impl), model._call_impl)
+    for layer in parts:  # without its hooks, by which tokens leave and enter the padded batch
+        layer.forward = _in_training(layer, compiled(layer.forward), layer.forward)
 
-    def call(*arguments: Any, **named: Any) -> Any:
-        return (compiled if model.training else model._call_impl)(*arguments, **named)
 
-    model._compiled_call_impl = call
+def _in_training(module: nn.Module, compiled: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments, **named: (compiled if module.training else own)(*arguments, **named)
 
 
 def make_trainable(
@@ -70,7 +77,8 @@ def make_trainable(
     if unpadded := resolved["train.unpadded"]:
         # Compressed activations differ between both ways to compute a row.
         always = cfg.train.max_tokens_per_batch is not None or cfg.train.activation_compression != "none"
-        install(model, always, packed=unpadded == PACKED)
+        install(model, always, packed=unpadded == PACKED, compiled=cfg.train.torch_compile,
+                multiple=cfg.train.pad_to_multiple_of)  # fmt: skip
     if cfg.model.peft.method != "none":
         if cfg.model.from_config is not None:
             # Adapters can only be loaded with their base model, so it is saved and later moved into the result.
@@ -82,13 +90,13 @@ def make_trainable(
         say(f"training {trained:,} of {total:,} parameters ({trained / total:.2%})")
     for reason in batch_dependence(model):
         warn(f"results of this model depend on the batch size and the number of processes: {reason}.")
-    if not cfg.train.torch_compile:  # compiled passes have fixed shapes
+    if unpadded or not cfg.train.torch_compile:  # compiled heads have fixed shapes
         head_at_labels(model)
     if resolved["train.chunked_loss"]:
         chunk_head(model)
     fast_dropout = resolved["train.fast_dropout"] and use_fast_dropout(model)
     spare_activations(model, cfg.train, recomputing if fast_dropout else None)
-    compile_training(model, cfg.train)
+    compile_training(model, cfg.train, chain.from_iterable(stacks(model)) if unpadded else ())
     return model
 
 

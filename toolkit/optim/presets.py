@@ -12,8 +12,10 @@ from typing import Any
 BETAS = frozenset({"adam_beta1", "adam_beta2"})
 ADAM = BETAS | {"adam_epsilon"}
 _EIGHT_BIT: dict[str, Any] = {"library": "bitsandbytes", "eight_bit": True}
-_EIGHT_BIT_ADAM = _EIGHT_BIT | {"hidden": frozenset({"amsgrad", "args", "is_paged", "optim_bits"})}
+_OF_LIBRARY = _EIGHT_BIT | {"hidden": frozenset({"amsgrad", "args", "is_paged", "optim_bits"})}
 """The hidden arguments have no effect, or another choice of `train.optim` replaces them."""
+_EIGHT_BIT_ADAM = _OF_LIBRARY | {"state_bytes": 2.03, "takes": ADAM}
+_FOREACH: dict[str, Any] = {"elementwise": True, "foreach": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +49,7 @@ PRESETS: dict[str, Preset] = {
         state_bytes=8,
         takes=ADAM,
         hidden=frozenset({"fused"}),
-        elementwise=True,
-        foreach=True,
+        **_FOREACH,
     ),
     "adamw_torch_fused": Preset(
         constructor="torch.optim.AdamW",
@@ -72,16 +73,12 @@ PRESETS: dict[str, Preset] = {
         constructor="bitsandbytes.optim.AdamW8bit",
         summary="AdamW with moments in 8 bits; embeddings and tensors under 4096 elements keep 32 bits",
         source="arXiv 2110.02861",
-        state_bytes=2.03,
-        takes=ADAM,
         **_EIGHT_BIT_ADAM,
     ),
     "paged_adamw_8bit": Preset(
         constructor="bitsandbytes.optim.PagedAdamW8bit",
         summary="8-bit AdamW whose state may move to CPU memory; on a CPU it equals `adamw_bnb_8bit`",
         source="arXiv 2305.14314",
-        state_bytes=2.03,
-        takes=ADAM,
         unpaged="adamw_bnb_8bit",
         **_EIGHT_BIT_ADAM,
     ),
@@ -91,7 +88,7 @@ PRESETS: dict[str, Preset] = {
         source="arXiv 2302.06675",
         state_bytes=1.016,
         takes=BETAS,
-        **_EIGHT_BIT_ADAM,
+        **_OF_LIBRARY,
     ),
     "sgd": Preset(
         constructor="torch.optim.SGD",
@@ -99,8 +96,7 @@ PRESETS: dict[str, Preset] = {
         source="`torch.optim`",
         state_bytes=0,
         has_momentum=True,
-        elementwise=True,
-        foreach=True,
+        **_FOREACH,
     ),
     "rmsprop": Preset(
         constructor="torch.optim.RMSprop",
@@ -108,16 +104,14 @@ PRESETS: dict[str, Preset] = {
         source="`torch.optim`",
         state_bytes=4,
         has_momentum=True,
-        elementwise=True,
-        foreach=True,
+        **_FOREACH,
     ),
     "adagrad": Preset(
         constructor="torch.optim.Adagrad",
         summary="divides by the root of the sum of squared gradients",
         source="`torch.optim`",
         state_bytes=4,
-        elementwise=True,
-        foreach=True,
+        **_FOREACH,
     ),
     "schedule_free_adamw": Preset(
         constructor="schedulefree.AdamWScheduleFree",
@@ -145,15 +139,12 @@ PRESETS: dict[str, Preset] = {
         state_bytes=8,
         takes=ADAM,
         hidden=frozenset({"decoupled_weight_decay"}),
-        elementwise=True,
-        foreach=True,
+        **_FOREACH,
     ),
     "adam_bnb_8bit": Preset(
         constructor="bitsandbytes.optim.Adam8bit",
         summary="Adam with moments in 8 bits, without weight decay",
         source="arXiv 2110.02861",
-        state_bytes=2.03,
-        takes=ADAM,
         with_decay="adamw_bnb_8bit",
         **_EIGHT_BIT_ADAM,
     ),
@@ -170,8 +161,7 @@ PRESETS: dict[str, Preset] = {
         summary="scales by moving averages of squared gradients and squared updates; often `learning_rate: 1.0`",
         source="Zeiler 2012, arXiv 1212.5701",
         state_bytes=8,
-        elementwise=True,
-        foreach=True,
+        **_FOREACH,
     ),
     "lars": Preset(
         constructor="toolkit.optim.algorithms.LARS",

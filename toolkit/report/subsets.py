@@ -65,16 +65,14 @@ class Subsets:
 
     def metrics(self, drawn: np.ndarray) -> dict[str, float]:
         """Returns the task's metrics of the examples, each as often as it was drawn."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # there may be no row of some class
+        with warnings.catch_warnings(action="ignore"):  # there may be no row of some class
             return self.task.metrics(*self._chosen(drawn))
 
     def interval(self, drawn: np.ndarray, name: str) -> Interval | None:
         """Returns the task's own interval of a metric, or the bootstrap's; None for few rows."""
         if len(drawn) < FEWEST_EXAMPLES:
             return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             own = self.task.quality(*self._chosen(drawn)).intervals.get(name)
         sets = draws(len(drawn), INTERVAL_DRAWS)
         return own or percentiles([self.metrics(drawn[chosen])[name] for chosen in sets], MIN_DRAWS)

@@ -29,20 +29,6 @@ if TYPE_CHECKING:
 CHILDREN = Path("/proc/self/task")
 
 
-@dataclass(frozen=True)
-class _Counts:
-    """Sums since the start of the process or the machine; a counter that the system does not have stays 0."""
-
-    time: float
-    cpu: float
-    machine_busy: float
-    machine_all: float
-    read: int
-    written: int
-    sent: int
-    received: int
-
-
 class Host:
     """Reads the use of the processor, memory, disk and network; rates are those since the last reading."""
 
@@ -54,7 +40,7 @@ class Host:
 
     def busy_seconds(self) -> float:
         """Returns the processor time of this process and its children since this object was built, in seconds."""
-        return max(0.0, time.process_time() + self._add_children()[0] - self._first.cpu)
+        return max(0.0, time.process_time() + self._add_children()[0] - self._first["cpu_cores"])
 
     def resident(self) -> int:
         """Returns the resident memory of this process in bytes."""
@@ -69,37 +55,36 @@ class Host:
             process and its children; `network_sent_bytes_per_second` and `network_received_bytes_per_second` of the
             machine, without its loopback; `machine_cpu_percent` and `machine_memory_percent`.
         """
-        before, now = self._last, self._counts()
-        self._last = now
-        elapsed = max(1e-6, now.time - before.time)
-        whole = now.machine_all - before.machine_all
+        before, self._last = self._last, self._counts()
+        grown = {name: max(0.0, now - before[name]) for name, now in self._last.items()}
+        elapsed, busy, whole = (grown.pop(name) for name in ("time", "machine_busy", "machine_all"))
         return {
-            "cpu_cores": max(0.0, now.cpu - before.cpu) / elapsed,
             "memory_bytes": self.resident(),
-            "disk_read_bytes_per_second": max(0, now.read - before.read) / elapsed,
-            "disk_written_bytes_per_second": max(0, now.written - before.written) / elapsed,
-            "network_sent_bytes_per_second": max(0, now.sent - before.sent) / elapsed,
-            "network_received_bytes_per_second": max(0, now.received - before.received) / elapsed,
-            "machine_cpu_percent": 100 * (now.machine_busy - before.machine_busy) / whole if whole > 0 else 0.0,
+            **{name: value / max(1e-6, elapsed) for name, value in grown.items()},
+            "machine_cpu_percent": 100 * busy / whole if whole > 0 else 0.0,
             "machine_memory_percent": psutil.virtual_memory().percent,
         }
 
-    def _counts(self) -> _Counts:
+    def _counts(self) -> dict[str, float]:
+        """Returns sums since the start of the process or the machine; 0 for a counter that the system does not have.
+
+        Those of the process, its disks and the network have the names of their growth per second.
+        """
         times = psutil.cpu_times()
         every = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # are in `user`
         sent, received = _network()
         cpu, read, written = self._add_children()
         own_read, own_written = disk_bytes(self._own)
-        return _Counts(
-            time=time.monotonic(),
-            cpu=time.process_time() + cpu,
-            machine_busy=every - times.idle - getattr(times, "iowait", 0.0),
-            machine_all=every,
-            read=own_read + read,
-            written=own_written + written,
-            sent=sent,
-            received=received,
-        )
+        return {
+            "time": time.monotonic(),
+            "machine_busy": every - times.idle - getattr(times, "iowait", 0.0),
+            "machine_all": every,
+            "cpu_cores": time.process_time() + cpu,
+            "disk_read_bytes_per_second": own_read + read,
+            "disk_written_bytes_per_second": own_written + written,
+            "network_sent_bytes_per_second": sent,
+            "network_received_bytes_per_second": received,
+        }
 
     def _add_children(self) -> tuple[float, int, int]:
         """Returns processor time and bytes of the children so far, also of those that have ended in between."""

@@ -13,6 +13,7 @@ from unpadded_families import (
     CAUSAL,
     CLASSIFIER,
     IN_FLOAT32,
+    LENGTHS,
     MASKED,
     TRANSLATOR,
     batch,
@@ -27,7 +28,7 @@ from toolkit.config.sections import Config, ModelConfig, ParallelConfig, TrainCo
 from toolkit.models.unpadded import attention, families
 from toolkit.models.unpadded.attention import choose
 from toolkit.models.unpadded.families import Exact, Islands, NothingToGain, Refused, coverage
-from toolkit.models.unpadded.layers import install
+from toolkit.models.unpadded.layers import install, stacks
 from toolkit.models.unpadded.packing import Packing, Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning")  # WavLM's own
@@ -205,6 +206,18 @@ def test_dropout_of_attention_is_never_left_out(kind, head, kernel, monkeypatch)
     rates.clear()
     unpadded.eval()(**batch(head))
     assert set(rates) == {0.0}
+
+
+@pytest.mark.fast(2)
+@pytest.mark.parametrize("lengths", [LENGTHS, (8, 8, 8)])
+@pytest.mark.parametrize(("kind", "head"), [each for each in FEW if each[1] != TRANSLATOR][:6])
+def test_tokens_are_filled_up_to_a_multiple(kind, head, lengths, kernel):
+    padded, unpadded = build(kind, head), build(kind, head)
+    install(unpadded, multiple=50)
+    seen = set()
+    next(stacks(unpadded))[-1].register_forward_pre_hook(lambda _, given: seen.add(given[0].shape[:2]))
+    assert_same(padded, unpadded, batch(head, lengths))
+    assert all(rows == 1 and tokens % 50 == 0 for rows, tokens in seen)
 
 
 @pytest.mark.parametrize("causal", [True, False])

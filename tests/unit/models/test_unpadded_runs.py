@@ -138,12 +138,28 @@ def test_rows_that_cannot_share_one_are_rejected(recipe, settings, message, tmp_
          "train.unpadded: received true, but this model runs padded: its position biases are part of its mask; "
          "set it to auto"),
         ("model.attn_implementation=eager", "its attention is eager, and only sdpa is computed sequence by sequence"),
+        ("train.torch_compile=true model.from_config={model_type: mpnet, hidden_size: 16, num_hidden_layers: 1, "
+         "num_attention_heads: 2}", "compiled layers of a mpnet cannot pad their attention; set it to auto, or remove"),
+        ("train.pad_to_multiple_of=8 model.from_config={model_type: mixtral, hidden_size: 16, num_hidden_layers: 1, "
+         "num_attention_heads: 2}", "without padding, the experts of a mixture"),
     ],
 )  # fmt: skip
 def test_what_cannot_leave_out_padding_is_rejected(settings, message, tmp_path):
-    sizes = SMALL if "bloom" in settings else None
+    sizes, words = SMALL if "from_config" in settings else None, settings.split(" model.from")
+    given = [words[0], *(f"model.from{word}" for word in words[1:])]
     with pytest.raises(ConfigError, match=message):
-        train("reviews", tmp_path, *FEW, settings, "train.unpadded=true", sizes=sizes)
+        train("reviews", tmp_path, *FEW, *given, "train.unpadded=true", sizes=sizes)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # read by torch, of the states
+@pytest.mark.fast(1)
+@pytest.mark.parametrize("settings", [(), ("train.torch_compile=true", "train.torch_compile_backend=aot_eager")])
+def test_runs_whose_tokens_are_filled_up_are_those_with_padding(settings, tmp_path):
+    for name, own in (("filled", ("train.unpadded=true", *settings)), ("padded", ("train.unpadded=false",))):
+        train("reviews", tmp_path / name, *SGD, *FEW, *own, "train.pad_to_multiple_of=32", double=True)
+    assert_close(lines(tmp_path / "filled"), lines(tmp_path / "padded"), FLOAT64)
+    expected, found = weights(tmp_path / "padded"), weights(tmp_path / "filled")
+    assert max(float((found[key] - value).abs().max()) for key, value in expected.items()) <= FLOAT64
 
 
 @pytest.mark.slow

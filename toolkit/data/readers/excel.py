@@ -94,8 +94,7 @@ def _opened(file: Path, formulas: bool = False) -> Iterator[Workbook]:
             f"{file}: Excel files need openpyxl, which is not installed; pip install 'finetune-toolkit[excel]', or "
             "save the sheet in Excel as 'CSV UTF-8'."
         ) from error
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about styles and extensions, which are not read
+    with warnings.catch_warnings(action="ignore"):  # about styles and extensions, which are not read
         try:  # rows are read and parsed as they are asked for
             with closing(load_workbook(file, read_only=True, data_only=not formulas)) as book:
                 yield book

@@ -6,14 +6,14 @@ import html
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from toolkit.base.console import format_bytes, say
 from toolkit.base.errors import InputError, RunError
-from toolkit.base.files import disk_problem, read_json, temporary_file, write_text
+from toolkit.base.files import disk_problem, read_json, temporary_file, texts_in, write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
 from toolkit.deploy.convert import require_mergeable, write_merged
@@ -32,8 +32,8 @@ _NO_PATHS = ("task.", "data.columns.")
 def private_paths(run_folder: Path, cfg: Config, facts: Mapping[str, Any]) -> list[Path]:
     """Returns all absolute paths that a run recorded, and the run's and the user's folder, longest first."""
     settings = asdict(replace(cfg, task=None, data=replace(cfg.data, columns={})))
-    command = [text for text in _texts(facts.get("command")) if not text.startswith(_NO_PATHS)]
-    texts = _texts([settings, command, facts.get("recipe"), facts.get("working_directory")])
+    command = [text for text in texts_in(facts.get("command")) if not text.startswith(_NO_PATHS)]
+    texts = texts_in([settings, command, facts.get("recipe"), facts.get("working_directory")])
     named = {Path(part) for text in texts for part in (text, text.partition("=")[2])}
     paths = {run_folder.absolute(), run_folder.resolve(), Path.home(), *named}
     return sorted((path for path in paths if path.is_absolute() and path.name), key=lambda path: -len(str(path)))
@@ -43,17 +43,6 @@ def own_card(run_folder: Path) -> str:
     """Returns the model card of a run; empty if it was removed."""
     card = RunFolder(run_folder).model_card
     return card.read_text(encoding="utf-8") if card.is_file() else ""
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _texts(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _texts(part)
 
 
 def shorten_paths(folder: Path, private: Sequence[Path]) -> None:

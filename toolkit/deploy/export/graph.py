@@ -7,7 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,14 +127,10 @@ def _repeated(batch: Batch) -> dict[str, Tensor]:
 @contextmanager
 def quiet_exporters() -> Iterator[None]:
     """Suppresses the warnings and logs of the exporters of torch and ONNX, not their errors."""
-    loggers = [logging.getLogger(None if name == "root" else name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123
-        warnings.simplefilter("ignore")
-        for logger in loggers:
+    with ExitStack() as after, open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        after.enter_context(warnings.catch_warnings(action="ignore"))
+        after.enter_context(redirect_stdout(nowhere))
+        for logger in map(logging.getLogger, _LOGGERS):
+            after.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+        yield

@@ -20,6 +20,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from toolkit.base.files import finite
 from toolkit.data.readers.raw import Reading
 from toolkit.deploy.search import Corpus
 from toolkit.deploy.serving.completions import Answer, Asked, Form, event, generate, read, refused
@@ -321,13 +322,5 @@ def _limited(request: Request, limits: Limits) -> Receive:
 
 def _json(status: int, content: Any, headers: Any = None) -> Response:
     """Returns an answer as strict JSON, in which numbers that are not finite are null."""
-    text = json.dumps(_finite(content), ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(finite(content), ensure_ascii=False, allow_nan=False, default=str)
     return Response(text.encode("utf-8", "backslashreplace"), status, headers, "application/json")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list) else value

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from toolkit.base.package import replaced
 from toolkit.distributed.pipeline.partition import Parts, parts_of
 
 
@@ -81,11 +82,9 @@ class Stage:
         Returns:
             The hidden state behind the stage's layers; the model's output for the last stage.
         """
-        self._layers, self._receive = self.ranges[stage], receive
-        try:
+        self._layers = self.ranges[stage]
+        with replaced(self, "_receive", receive):
             return self.model(**inputs)
-        finally:
-            self._receive = _nothing
 
     def _until_cut(self, forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         try:

@@ -20,6 +20,7 @@ from toolkit.base.console import counted, shorten
 from toolkit.base.errors import InputError
 from toolkit.base.files import read_json, read_lines
 from toolkit.base.run_folder import RunFolder
+from toolkit.config.sections import Config
 from toolkit.data.loading import check_rows
 from toolkit.deploy.trained import read_settings
 from toolkit.lab.doctor.findings import Finding, Part, parts_of
@@ -48,22 +49,20 @@ def predictions_of(folder: Path, recipe: Path) -> Predicted:
             runs = [folder / fold["folder"] for fold in read_json(file)["folds"]]
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"--run: {file} is damaged ({type(error).__name__}: {error})") from error
-    parts: list[Part] = []
-    rows: list[int] = []
-    records: list[Record] = []
-    models: list[int] = []
-    task: Task | None = None
-    for number, run in enumerate(runs):
-        task = _add(run, recipe, parts, rows, records)
-        models += [number] * (len(records) - len(models))
-    if task is None or not records:
+    settings = [read_settings(run, recipe, finished=False) for run in runs]
+    found = [
+        (*each, number)
+        for number, (run, own) in enumerate(zip(runs, settings, strict=True))
+        for each in _of_run(run, *own)
+    ]
+    if not found:
         raise InputError(f"--run: {folder} has no predictions of validation or test rows")
-    return Predicted(task, parts, rows, records, models)
+    parts, rows, records, models = zip(*found, strict=True)
+    return Predicted(settings[-1][1], parts, rows, records, models)
 
 
-def _add(run: Path, recipe: Path, parts: list[Part], rows: list[int], records: list[Record]) -> Task:
-    """Adds the predictions of a run, and returns its task."""
-    cfg, task = read_settings(run, recipe, finished=False)
+def _of_run(run: Path, cfg: Config, task: Task) -> Iterator[tuple[Part, int, Record]]:
+    """Yields the predictions of a run, each with the split and the place of its row; the task learns its labels."""
     facts = read_json(RunFolder(run).facts)
     checked = check_rows(replace(cfg, data=replace(cfg.data, bad_rows="skip", max_bad_rows=1.0)), task)
     if dict(checked.fingerprints) != facts.get("data_fingerprints"):
@@ -77,10 +76,7 @@ def _add(run: Path, recipe: Path, parts: list[Part], rows: list[int], records: l
             raise InputError(
                 f"--run: {file} has {len(found):,} predictions for {len(part.numbers):,} rows; train the run again"
             )
-        parts += [part] * len(found)
-        rows += range(len(found))
-        records += found
-    return task
+        yield from ((part, row, record) for row, record in enumerate(found))
 
 
 def _lines(file: Path) -> list[Any]:
@@ -150,8 +146,7 @@ def _of_classes(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[st
     )
     if not several:
         scores = scores / scores.sum(axis=1, keepdims=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about classes without a row
+    with warnings.catch_warnings(action="ignore"):  # about classes without a row
         from cleanlab.filter import find_label_issues
 
         ranked = find_label_issues(

@@ -29,6 +29,7 @@ from toolkit.api.training import Callback
 from toolkit.data.batching.batches import Windows
 from toolkit.distributed.collectives import objects_of_all
 from toolkit.engine.training import training_batches
+from toolkit.footprint.simulate import DTYPES
 from toolkit.lab.jobs.training import trained
 from toolkit.lab.profile.trace import RANGE, UNFUSED, Operation, Reading, read_trace
 from toolkit.models.unpadded.families import DROPOUTS, NothingToGain, Refused, coverage
@@ -266,8 +267,7 @@ def smallest_operation(device: torch.device) -> float:
 
 def _compute_dtype(run: Run) -> torch.dtype:
     """Returns the type in which matrix products are computed; fp8 ones are compared with those in bfloat16."""
-    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-    return mixed.get(run.accelerator.mixed_precision, next(run.model.parameters()).dtype)
+    return DTYPES.get(run.accelerator.mixed_precision, next(run.model.parameters()).dtype)
 
 
 def _timed(device: torch.device, function: Callable[[], object]) -> float:

@@ -482,8 +482,7 @@ def importance(study: Study, trained: Sequence[FrozenTrial]) -> dict[str, Any]:
     complete = [each for each in trained if each.state.name == "COMPLETE" and result_of(each)["state"] != "repeated"]
     found: dict[str, float] = {}
     if len(complete) > FEWEST and len({each.values[0] for each in complete}) > 1:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of settings that have one value in all trials
+        with warnings.catch_warnings(action="ignore"):  # of settings that have one value in all trials
             shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=SEED))
         found = {key: float(share) for key, share in shares.items()}
     return {"method": "fANOVA (Hutter et al. 2014)", "trials": len(complete), "values": found}

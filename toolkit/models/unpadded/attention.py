@@ -160,7 +160,7 @@ def _split(
     heads: Heads, packing: Packing, bias: Tensor | None, dropout: float, causal: bool, scale: float | None
 ) -> Tensor:
     """Computes one sequence after the other; `split` has one gradient, where slices had one of full size each."""
-    queries, keys = packing.queries.lengths, packing.keys.lengths
+    queries, keys = packing.queries.sequences, packing.keys.sequences
     parts = [
         nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=None if bias is None else bias[..., :n, :m], dropout_p=dropout,
@@ -181,7 +181,7 @@ def _together(
     device = heads[0].device
     queries, keys = packing.queries.left, packing.keys.left
     rows, columns = queries.longest, keys.longest
-    held = torch.tensor(packing.keys.lengths, device=device)
+    held = torch.tensor(packing.keys.sequences, device=device)
     mask = (torch.arange(columns, device=device) < held[:, None])[:, None, None]
     if bias is None and causal:
         mask = mask & torch.ones(rows, columns, dtype=torch.bool, device=device).tril()

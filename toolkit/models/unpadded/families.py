@@ -120,20 +120,21 @@ POSITIONED = frozenset((
     "seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma",
 ))  # fmt: skip
 """Decoders that take positions, from which transformers finds where a row begins; tested likewise."""
+COMPILE, MULTIPLE = "train.torch_compile", "train.pad_to_multiple_of"
 _PADDED: dict[str, tuple[Any, str]] = {
-    "train.torch_compile": (True, "compiled code would be compiled again for every number of tokens"),
-    "train.pad_to_multiple_of": (CHANGED, "pad_to_multiple_of has no effect without padding"),
+    COMPILE: (True, "compiled code would be compiled again for every number of rows"),
+    MULTIPLE: (CHANGED, "it pads each row"),
     "train.mixed_precision": ("fp8", "fp8 matmuls need multiples of 16, but the number of tokens varies"),
     "parallel.pipeline": (several, "the stages of a pipeline exchange batches of one shape"),
     "parallel.sequence": (True, "layers would find the tokens of some processes only"),
     "parallel.context": (several, "the processes of a group compute equally many positions of each row"),
     "parallel.backend": ("deepspeed", "this has not been compared under DeepSpeed"),
 }
-"""With which settings a run is padded, and why."""
-_UNSHARED = ("train.torch_compile", "parallel.context", "parallel.pipeline", "parallel.sequence")
+"""With which settings a run is padded, and why; the first two only unless it is asked for."""
+_UNSHARED = (COMPILE, "parallel.context", "parallel.pipeline", "parallel.sequence")
 RULES = tuple(
     clash({KEY: value, other: meant}, why, f"set {KEY} to auto")
-    for value, others in ((True, _PADDED), (PACKED, _UNSHARED))
+    for value, others in ((True, _PADDED.keys() - {COMPILE, MULTIPLE}), (PACKED, _UNSHARED))
     for other, (meant, why) in _PADDED.items()
     if other in others
 )
@@ -157,7 +158,16 @@ def problems(cfg: Config, config: PreTrainedConfig) -> list[str]:
         return [f"{KEY}: received true, but the rows of a {config.model_type} all have the same length; remove it"]
     if isinstance(covered, Refused):
         return [f"{KEY}: received true, but this model runs padded: {covered.reason}; set it to auto"]
-    return []
+    if isinstance(covered, Islands) and cfg.train.torch_compile:
+        why = f"compiled layers of a {config.model_type} cannot pad their attention"
+        return [f"{KEY}: received true, but {why}; set it to auto, or remove {COMPILE}"]
+    mixture = any(name.endswith("experts") and value for name, value in config.to_dict().items())
+    if cfg.train.pad_to_multiple_of is None or not (
+        mixture or config.is_encoder_decoder or isinstance(covered, Islands)
+    ):
+        return []
+    what = "the experts of a mixture, or attention between encoder and decoder or of its own, would see more tokens"
+    return [f"{MULTIPLE}: without padding, {what}; remove it, or set {KEY} to auto"]
 
 
 def _packing_problems(cfg: Config, config: PreTrainedConfig) -> list[str]:
@@ -181,13 +191,16 @@ def choose(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool 
         raise ConfigError(found)
     if cfg.train.unpadded == PACKED:
         return PACKED
-    if cfg.train.unpadded is not True:
+    meant = dict(_PADDED)
+    if cfg.train.unpadded is True:
+        del meant[COMPILE], meant[MULTIPLE]
+    else:
         covered = coverage(config, cfg.model.attn_implementation)
         if cfg.train.unpadded is False or isinstance(covered, NothingToGain | Refused):
             return False
         if device.type == "cuda" and (isinstance(covered, Islands) or not _has_fast_kernel(cfg, config, device)):
             return False
-    return not any(is_meant(cfg, key, meant) for key, (meant, _) in _PADDED.items())
+    return not any(is_meant(cfg, key, value) for key, (value, _) in meant.items())
 
 
 def _has_fast_kernel(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool:

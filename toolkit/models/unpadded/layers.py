@@ -217,8 +217,9 @@ def island_of(layer: nn.Module) -> nn.Module | None:
     return next((module for module in layer.modules() if type(module).__name__ in TOKENS), None)
 
 
-NAMES = ALWAYS, WHERE_IT_PAYS = "unpadded_sdpa", "unpadded_sdpa_where_it_pays"
-"""Names of the attention among transformers'; a name with `sdpa` gets the checks of transformers for it."""
+ALWAYS = "unpadded_sdpa"
+"""Begins the names of the attention among transformers'; a name with `sdpa` gets the checks of transformers for it."""
+WHERE_IT_PAYS = f"{ALWAYS}_where_it_pays"
 
 
 class _Packed(_Hooks):
@@ -258,7 +259,13 @@ class _Packed(_Hooks):
         return with_states(output, lambda states: rows.put(states.flatten(0, 1).index_select(0, where)[None]))
 
 
-def install(model: PreTrainedModel, always: bool = True, packed: bool = False) -> None:
+def install(
+    model: PreTrainedModel,
+    always: bool = True,
+    packed: bool = False,
+    compiled: bool = False,
+    multiple: int | None = None,
+) -> None:
     """Installs the hooks and the attention on a model; the caller has checked that it is covered.
 
     Training, evaluation and recomputed activations run without padding; generation with a cache of keys, and batches
@@ -269,6 +276,8 @@ def install(model: PreTrainedModel, always: bool = True, packed: bool = False) -
         always: whether batches with so little padding that this takes longer run without it too. Batches of
             encoder-decoders always do, since both sides run in the same way.
         packed: whether rows share one instead.
+        compiled: whether layers will be compiled, around their attention, which reads the lengths of rows.
+        multiple: number of tokens to whose multiples a batch is filled up, so that layers see few shapes.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -278,10 +287,13 @@ def install(model: PreTrainedModel, always: bool = True, packed: bool = False) -
             decoder.register_forward_pre_hook(shared.enter, with_kwargs=True)
             decoder.register_forward_hook(shared.leave, with_kwargs=True)
         return
-    for name, mask in ((ALWAYS, packed_mask), (WHERE_IT_PAYS, packed_mask_where_it_pays)):
-        AttentionInterface.register(name, attend)
-        AttentionMaskInterface.register(name, mask)
-    name = ALWAYS if always or model.config.is_encoder_decoder else WHERE_IT_PAYS
+    name, mask = ALWAYS, packed_mask
+    if multiple is not None:
+        name, mask = f"{ALWAYS}_{multiple}", partial(packed_mask, multiple=multiple)
+    elif not (always or model.config.is_encoder_decoder):
+        name, mask = WHERE_IT_PAYS, packed_mask_where_it_pays
+    AttentionInterface.register(name, torch.compiler.disable(attend) if compiled else attend)
+    AttentionMaskInterface.register(name, mask)
     for stack in stacks(model):
         islands = [island for layer in stack if (island := island_of(layer)) is not None]
         find = partial(packing_of, TOKENS[type(islands[0]).__name__]) if islands else None

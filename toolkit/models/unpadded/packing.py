@@ -15,13 +15,16 @@ from torch import Tensor
 class Rows:
     """The positions of the tokens of a padded batch, each row's without a gap."""
 
-    where: Tensor | None  # positions of tokens in the flattened batch, `[N]` int64, by row; None if all are tokens
+    where: Tensor | None  # positions of tokens in the flattened batch, `[N]` int64, by row; None if all are, in order
     lengths: list[int]  # tokens of each row, at least 1
     longest: int  # positions of a padded row, T
+    filler: int = 0  # the last of the tokens, copies of the first one that are in no row
 
     @staticmethod
-    def of(mask: Tensor) -> Rows | None:
+    def of(mask: Tensor, multiple: int | None = None) -> Rows | None:
         """Returns the rows of a mask `[B, T]` (true at tokens), or None if a row has no token, or a gap between them.
+
+        With a `multiple`, the number of tokens is one, and a batch without padding has positions of tokens, too.
 
         Distances between tokens, on which position biases and windows depend, stay the same without a gap only.
         """
@@ -30,18 +33,27 @@ class Rows:
         lengths: list[int] = torch.where(last - first + 1 == count, count, 0).tolist()
         if min(lengths, default=0) == 0:
             return None
-        full = sum(lengths) == mask.numel()
-        return Rows(None if full else mask.flatten().nonzero()[:, 0], lengths, mask.shape[1])
+        if multiple is None and sum(lengths) == mask.numel():
+            return Rows(None, lengths, mask.shape[1])
+        filler = -sum(lengths) % (multiple or 1)
+        where = mask.flatten().nonzero()[:, 0]
+        return Rows(torch.cat([where, where[:1].expand(filler)]), lengths, mask.shape[1], filler)
 
     @cached_property
     def total(self) -> int:
         """Number of tokens, N."""
-        return sum(self.lengths)
+        return sum(self.lengths) + self.filler
+
+    @cached_property
+    def sequences(self) -> list[int]:
+        """Numbers of tokens that attend to each other, none above the longest row's."""
+        longest = max(self.lengths)
+        return [*self.lengths, *(min(longest, self.filler - start) for start in range(0, self.filler, longest))]
 
     def ends_on(self, device: torch.device) -> Tensor:
-        """Returns where rows end among the tokens, with 0 in front, `[B + 1]` int32; made once for all layers."""
+        """Returns where sequences end among the tokens, with 0 in front, int32; made once for all layers."""
         if device not in self._ends:
-            ends = torch.tensor([0, *self.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            ends = torch.tensor([0, *self.sequences], dtype=torch.int32).cumsum(0, dtype=torch.int32)
             self._ends[device] = ends.to(device)
         return self._ends[device]
 
@@ -51,12 +63,12 @@ class Rows:
 
     @cached_property
     def left(self) -> Rows:
-        """The same rows with their tokens at the left, padded to the longest only."""
+        """A row for each sequence, with its tokens at the left, padded to the longest only."""
         longest = max(self.lengths)
         device = None if self.where is None else self.where.device
-        lengths = torch.tensor(self.lengths, device=device)
+        lengths = torch.tensor(self.sequences, device=device)
         where = (torch.arange(longest, device=device) < lengths[:, None]).flatten().nonzero()[:, 0]
-        return Rows(where if len(where) < longest * len(self.lengths) else None, self.lengths, longest)
+        return Rows(where if len(where) < longest * len(self.sequences) else None, self.sequences, longest)
 
     @property
     def is_padded(self) -> bool:
@@ -90,7 +102,8 @@ class Rows:
         """The token at each position of the flattened batch, N at padding."""
         assert self.where is not None
         found = torch.full((len(self.lengths) * self.longest,), self.total, device=self.where.device)
-        return found.index_copy_(0, self.where, torch.arange(self.total, device=self.where.device))
+        own = self.where[: sum(self.lengths)]
+        return found.index_copy_(0, own, torch.arange(len(own), device=own.device))
 
 
 class _Put(torch.autograd.Function):
@@ -107,7 +120,9 @@ class _Put(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.rows.take(gradient), None
+        taken = ctx.rows.take(gradient)
+        taken[:, taken.shape[1] - ctx.rows.filler :] = 0
+        return taken, None
 
 
 def places(lengths: Sequence[int], size: int) -> tuple[list[int], int]:
@@ -164,15 +179,18 @@ class Packing:
         return self._taken[key][1]
 
 
-def packed_mask(**arguments: Any) -> Packing | Tensor | None:
-    """Returns a `Packing` for a batch with padding, else transformers' mask; arguments are those of `sdpa_mask`."""
+def packed_mask(*, multiple: int | None = None, **arguments: Any) -> Packing | Tensor | None:
+    """Returns a `Packing` for a batch with padding, else transformers' mask; arguments are those of `sdpa_mask`.
+
+    With a `multiple`, to which the number of tokens is rounded up, the batch needs no padding.
+    """
     from transformers.masking_utils import sdpa_mask
 
     mask, causal = arguments.get("attention_mask"), arguments.get("allow_is_causal_skip", True)
     plain = causal != arguments.get("allow_is_bidirectional_skip", False) and not arguments.get("use_vmap")
     begins = all(_is_zero(arguments.get(name, 0)) for name in ("q_offset", "kv_offset"))
     if plain and begins and mask is not None and mask.shape == (arguments["batch_size"], arguments["kv_length"]):
-        rows = Rows.of(mask.bool())
+        rows = Rows.of(mask.bool(), multiple)
         if rows is not None and rows.is_padded:
             return Packing(rows, rows, causal, _window(arguments, max(rows.lengths)), arguments)
     return sdpa_mask(**arguments)
