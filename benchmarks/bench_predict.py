@@ -184,7 +184,7 @@ def trained_classifier(model: Path, words: list[str], folder: Path) -> str:
 NO_ROWS = ("data.dataset_name=null", "data.validation_file=null", "checkpoint.load_best_model_at_end=false")
 KINDS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
     "image": ("reviews", "beans_vit", 400, (*NO_ROWS, "data.columns.label=label")),
-    "audio": ("reviews", "digits_wav2vec2", 240, (*NO_ROWS, "task.audio.max_seconds=20")),
+    "audio": ("reviews", "digits_wav2vec2", 160, (*NO_ROWS, "task.audio.max_seconds=20")),
     "qa": ("qa", "squad", 400, NO_ROWS),
     "translation": ("translation", "multi30k", 800, (
         "model.from_config=null", "data.validation_file=null", "task.num_beams=1",
