@@ -62,7 +62,9 @@ def run_runs(arguments: argparse.Namespace) -> None:
         known = {name for entry in entries for name in entry.record.part("result")}
         if arguments.sort not in known:
             raise InputError(f"--sort: received {arguments.sort!r}; these runs have {', '.join(sorted(known))}")
-        entries.sort(key=lambda entry: _order(entry.record.part("result").get(arguments.sort)))
+        results = [entry.record.part("result").get(arguments.sort) for entry in entries]
+        order = sorted(range(len(entries)), key=lambda place: (results[place] is None, float(results[place] or 0.0)))
+        entries = [entries[place] for place in order]
     _print(entries, arguments.columns, arguments.sort)
     for group in repeats([entry.record for entry in entries], arguments.sort):
         say(str(group))
@@ -91,10 +93,6 @@ def _print(entries: Sequence[Entry], columns: Sequence[str], sort: str | None) -
     own = [[shown(cell(entry.values.get(name))) for name in columns] or _row(entry.record, sort) for entry in entries]
     header = ["run", *(columns or ("recipe", "engine", "steps", "score", "time"))]
     print_table(Table(header, [[entry.name, *row] for entry, row in zip(entries, own, strict=True)]))
-
-
-def _order(value: Any) -> tuple[bool, float]:
-    return value is None, float(value or 0.0)
 
 
 def _row(record: Record, sort: str | None) -> list[str]:

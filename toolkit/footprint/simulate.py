@@ -253,7 +253,9 @@ def _counts(subject: Subject) -> dict[str, Any]:
     """Simulates a step; returns what is linear in the number of layers, with the peak of each phase by kind."""
     window = subject.window
     attention = fused_attention() if subject.fused_attention else nullcontext()
-    with _quiet(), without_memory() as ledger, attention, replaced(moe, "_grouped_mm", _grouped_mm):
+    # Torch's log of operations that fake tensors do not support is not needed: the raised error names them.
+    quiet = replaced(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
+    with quiet, without_memory() as ledger, attention, replaced(moe, "_grouped_mm", _grouped_mm):
         try:
             model, batch = _model(subject, ledger), _batch(subject, ledger)
             held = ledger.alive["batch"]
@@ -446,8 +448,3 @@ def _update(model: nn.Module, train: TrainConfig, ledger: Ledger) -> tuple[int, 
         ledger.reset_peak()
         optimizer.step()
     return state_bytes(optimizer), lasting, ledger.peak
-
-
-def _quiet() -> AbstractContextManager[None]:
-    """Silences torch's log of operations that fake tensors do not support: the raised error names them."""
-    return replaced(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)

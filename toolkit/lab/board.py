@@ -191,20 +191,15 @@ def default_columns(entries: Sequence[Entry]) -> list[str]:
     """
     names = list(dict.fromkeys(name for entry in entries for name in entry.record.part("setting")))
     settings = [name for name in names if not name.startswith(PLACES) and name not in FACTS]
-    varied = [name for name in (*FACTS, *settings) if _differs(name, entries)]
+    texts = {name: {json.dumps(each.values.get(name), sort_keys=True, default=str) for each in entries}
+             for name in (*FACTS, *settings)}  # fmt: skip
+    varied = [name for name, different in texts.items() if len(different) > 1]
     results = dict.fromkeys(name for entry in entries for name in entry.values if name not in entry.record.settings)
-    scores = [name for name in results if name.startswith(("eval_", "test_")) and _is_plain(name)]
+    scores = [name for name in results if name.startswith(("eval_", "test_"))]
+    scores = [name for name in scores if "/" not in name and not name.endswith(SUFFIXES)]
     best = dict.fromkeys(str(entry.record.facts.get("metric_for_best_model")) for entry in entries)
     first = [name for name in best if name in scores]
     return [*varied, *first, *(n for n in scores if n not in best), *(name for name in MEASURED if name in results)]
-
-
-def _is_plain(name: str) -> bool:
-    return "/" not in name and not name.endswith(SUFFIXES)
-
-
-def _differs(name: str, entries: Iterable[Entry]) -> bool:
-    return len({json.dumps(entry.values.get(name), sort_keys=True, default=str) for entry in entries}) > 1
 
 
 def table(entries: Sequence[Entry], columns: Sequence[str]) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from toolkit.config.problems import CHANGED, Rule, clash, only_if
 from toolkit.config.sections import Config
@@ -20,10 +19,6 @@ _ADAPTER_SETTINGS = {
 _TOO_LATE = "the run would end before these parameters are trained"
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value.strip() != ""
-
-
 def _last_moment(config: Config, unit: str) -> int:
     """Returns the largest n of the keys `<unit>_<n>` of `model.unfreeze`, 0 without one."""
     found = (re.fullmatch(f"{unit}_([1-9][0-9]*)", moment) for moment in config.model.unfreeze)
@@ -35,7 +30,8 @@ RULES = (
           "a model is either pretrained or trained from scratch", "remove one of them"),
     clash({"model.name_or_path": None, "model.from_config": None}, "no model is given",
           "set model.name_or_path to a Hub id or local folder, or set model.from_config"),
-    clash({"model.from_config": lambda new: new is not None and not _is_text(new.get("model_type"))},
+    clash({"model.from_config": lambda new: new is not None
+           and not (isinstance(kind := new.get("model_type"), str) and kind.strip())},
           "it needs a model_type", "set model.from_config.model_type, for example to bert"),
     clash({"model.revision": CHANGED, "model.from_config": CHANGED}, "a model trained from scratch has no revision",
           "remove model.revision"),
