@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import texts
-from pairs import ROOT, parser, read_options, write
+from pairs import ROOT, compared, parser, read_options, write
 
 TRAIN = ("train", "qa", "--config", "smoke", "tracking.logging_steps=1", "checkpoint.save_steps=null",
          "eval.eval_steps=null")  # fmt: skip
@@ -120,9 +120,13 @@ def main() -> None:
             for name, times in found.items():
                 times.append(once(name, Path(folder) / str(number), options))
                 print(f"round {number} of {options.pairs}: {name}: {times[-1]:.3f} s", file=sys.stderr, flush=True)
-    cases = {name: median_and_range(times[-options.pairs :]) for name, times in found.items()}
+    counted = {name: times[-options.pairs :] for name, times in found.items()}
+    runs = {name: [{"seconds": seconds} for seconds in times] for name, times in counted.items()}
+    ratio = compared(runs, EXAMPLE, "first step")
+    cases = {"first step, against the example": ratio}
+    cases |= {name: median_and_range(times) for name, times in counted.items()}
     title = "from a command to its first step; `--help`; the error about a wrong setting"
-    write("p6_start", "P6", title, {**cases["first step"], "case": "first step", "cases": cases}, options)
+    write("p6_start", "P6", title, {**ratio, "case": next(iter(cases)), "cases": cases}, options)
 
 
 if __name__ == "__main__":
