@@ -101,6 +101,13 @@ def test_the_limits_are_those_of_their_file():
     best = whole / (needed + images["rest_of_model_ms"])
     assert f"files ({images['files_ms']}) and all the rest took no time, the ratio would be {best:.2f}" in page
     assert f"{rows['tokenizer_ms_per_row']} of the example's {rows['example_ms_per_row']} ms" in page
+    start, kinds = limits["P6"], limits["P15"]
+    assert f"takes {start['imports_s']} of the {start['first_step_s']} s until the first step" in page
+    assert f"with the Trainer, take {start['example_imports_s']} s" in page
+    image = f"{kinds['model_ms_per_image']} of the pipeline's {kinds['pipeline_ms_per_image']} ms"
+    assert f"takes {image} per image" in page
+    generation = f"{kinds['generation_ms_per_translation']} of the loop's {kinds['loop_ms_per_translation']} ms"
+    assert f"takes {generation} per translation" in page
     assert f"needs {loop['ratio_of_sums']} of the toolkit's CPU time" in page
     assert f"server {server['toolkit_ms_per_request']} ms of CPU time, of which the model takes" in page
     assert f"the model takes {server['model_ms_per_request']} and checks" in page
