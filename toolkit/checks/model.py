@@ -131,7 +131,7 @@ def activation_problems(case: Case) -> list[str]:
 def padding_problems(case: Case) -> list[str]:
     """Returns why the model cannot run without padding, or is too short for `train.pad_to_multiple_of`."""
     multiple, peft, found = case.cfg.train.pad_to_multiple_of, case.cfg.model.peft, list[str]()
-    if multiple is not None:
+    if multiple is not None and case.cfg.train.unpadded is not True:
         virtual = peft.num_virtual_tokens if peft.method == "prompt_tuning" else 0
         found = shape_problems(_config(case), case.task.options, multiple, virtual)
     if case.cfg.train.unpadded in (True, families.PACKED):

@@ -350,7 +350,8 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
     if adapted:
         network = load_adapters(network, saved)
     if unpadded := choose(cfg, config, accelerator.device):
-        install(network, always=cfg.train.max_tokens_per_batch is not None, packed=unpadded == PACKED)
+        always, multiple = cfg.train.max_tokens_per_batch is not None, cfg.train.pad_to_multiple_of
+        install(network, always=always, packed=unpadded == PACKED, multiple=multiple)
     head_at_labels(network)
     if is_chosen(cfg, config):
         chunk_head(network)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 def training_batches(run: Run, workers: int) -> tuple[WatchedLoader, WindowSampler]:
     """Returns the loader of this rank's micro-batches, and the sampler that sets where it starts."""
-    processor = padding_to(run.processor, run.cfg.train.pad_to_multiple_of)
+    processor = padding_to(run.processor, run.cfg.train)
     packs_tokens = run.unpadded and run.model.config.model_type not in ISLANDS  # memory is taken by tokens alone
     return training_loader(run.data.train, run.task, processor, run.cfg, run.mesh, workers, run.data.kept, packs_tokens)
 
@@ -332,7 +332,7 @@ class Session(Training):
         """Splits a micro-batch of the current step; see `toolkit.api.strategy.Replica`."""
         run = self.run
         random = RowRandom(run.cfg.seed, self.state.step // self.milestones.steps_per_epoch)
-        processor = padding_to(run.processor, run.cfg.train.pad_to_multiple_of)
+        processor = padding_to(run.processor, run.cfg.train)
         return split_batch(run.data.train, run.task, processor, random, batch, size, self.sampler.order.budget)
 
     def beat(self) -> None:

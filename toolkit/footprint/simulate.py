@@ -337,7 +337,7 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
         )
         model = build_model(new, config, auto_model, cfg.seed)
         if not subject.fused_attention and choose(cfg, config, subject.device) is True:
-            install(model)
+            install(model, multiple=cfg.train.pad_to_multiple_of)
         if cfg.model.peft.method != "none":
             with movable_fakes():
                 model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)

@@ -168,7 +168,7 @@ def feature() -> Any:
 
 
 def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
-    """Decodes an image once, so that corrupt files are found before training, as a BadRow with name and reason."""
+    """Decodes an image, so that corrupt files are found before training, as a BadRow with name and reason."""
     image = decode(file, options.image.max_pixels, small=True)
     if flat := _is_flat(image):  # a detail may be lost at a smaller size
         flat = _is_flat(decode(file, options.image.max_pixels))

@@ -50,7 +50,10 @@ def compile_training(model: nn.Module, train: TrainConfig, layers: Iterable[nn.M
     compiled = partial(torch.compile, backend=train.torch_compile_backend or "inductor", mode=train.torch_compile_mode)
     if not (parts := [*layers]):
         model._compiled_call_impl = _in_training(model, compiled(model._call_impl), model._call_impl)
-    for layer in parts:  # without its hooks, by which tokens leave and enter the padded batch
+    # Layers are compiled without their hooks, by which tokens leave and enter the padded batch, and share their code,
+    # with a constant of their own perhaps. A deep copy would call these layers: models that are split are not compiled.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 3 * len(parts))
+    for layer in parts:
         layer.forward = _in_training(layer, compiled(layer.forward), layer.forward)
 
 

@@ -58,6 +58,7 @@ CONFLICTS = {
     "eval.eval_on_start=true data.validation_split=0": "there are no validation rows to evaluate",
     "train.unpadded=packed parallel.pipeline=2": "the stages of a pipeline exchange batches of one shape",
     "train.unpadded=packed train.torch_compile=true": "compiled code would be compiled again",
+    "train.unpadded=true train.torch_compile=true train.activation_checkpointing=full": "would not be compiled",
     "train.unpadded=packed parallel.context=2": "the processes of a group compute equally many positions of each row",
     "train.unpadded=true parallel.context=2": "the processes of a group compute equally many positions of each row",
     "train.unpadded=true train.mixed_precision=fp8": "need multiples of 16",

@@ -144,6 +144,8 @@ def test_a_jpeg_that_is_checked_at_a_small_size_is_read_whole(tmp_path, progress
     )
     found = [image.check(written(tmp_path, "a.jpg", each), Options())["flat"] for each in (blank, dot, busy)]
     assert found == [True, False, False]
+    narrow = encoded(noise(200, 7, 3), "JPEG", progressive=progressive)
+    assert not image.check(written(tmp_path, "a.jpg", narrow), Options())["flat"]
     with pytest.raises(BadRow, match=r"^a\.jpg: cannot be decoded: "):
         image.check(written(tmp_path, "a.jpg", busy[: len(busy) * 9 // 10]), Options())
 

@@ -11,6 +11,7 @@ from tolerances import FLOAT64
 
 from toolkit.api.training import Callback
 from toolkit.base.errors import ConfigError
+from toolkit.config.sections import TrainConfig
 from toolkit.data.batching.budget import padding_to
 from toolkit.modalities import text
 
@@ -73,6 +74,6 @@ def test_a_batch_is_what_the_tokenizers_own_padding_gives(segments, columns, mul
     tokenizer._pad_token_type_id = 1
     rows = [{name: list(range(length)) for name in columns} for length in (5, 11, 0)]
     expected = tokenizer.pad(rows, padding_side="right", pad_to_multiple_of=multiple, return_tensors="pt")
-    padded = text.pad(rows, padding_to(tokenizer, multiple))
+    padded = text.pad(rows, padding_to(tokenizer, TrainConfig(pad_to_multiple_of=multiple)))
     torch.testing.assert_close(padded, dict(expected), rtol=0, atol=0)
     assert list(padded) == list(expected)  # the first is the model's main input

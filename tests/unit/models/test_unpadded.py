@@ -209,7 +209,7 @@ def test_dropout_of_attention_is_never_left_out(kind, head, kernel, monkeypatch)
 
 
 @pytest.mark.fast(2)
-@pytest.mark.parametrize("lengths", [LENGTHS, (8, 8, 8)])
+@pytest.mark.parametrize("lengths", [LENGTHS, (8, 8, 8), (20,)])
 @pytest.mark.parametrize(("kind", "head"), [each for each in FEW if each[1] != TRANSLATOR][:6])
 def test_tokens_are_filled_up_to_a_multiple(kind, head, lengths, kernel):
     padded, unpadded = build(kind, head), build(kind, head)
@@ -218,6 +218,14 @@ def test_tokens_are_filled_up_to_a_multiple(kind, head, lengths, kernel):
     next(stacks(unpadded))[-1].register_forward_pre_hook(lambda _, given: seen.add(given[0].shape[:2]))
     assert_same(padded, unpadded, batch(head, lengths))
     assert all(rows == 1 and tokens % 50 == 0 for rows, tokens in seen)
+
+
+def test_a_batch_is_never_as_long_as_its_tokens_are_filled_up():
+    rows = Rows.of((torch.arange(64) >= 4)[None], multiple=32)
+    assert rows.total == 96
+    assert torch.equal(
+        rows.put(rows.take(torch.arange(64.0)[None])), torch.arange(64.0)[None] * (torch.arange(64) >= 4)
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -167,12 +167,12 @@ def over_budget(key: str, tokens: int | None, features: datasets.Dataset, unit: 
 _ATTRIBUTE = "pads_to_multiple_of"
 
 
-def padding_to(tokenizer: PreTrainedTokenizerBase, multiple: int | None) -> PreTrainedTokenizerBase:
-    """Returns a copy of a tokenizer with which the text modalities pad batches to a multiple of this many tokens."""
-    if multiple is None:
+def padding_to(tokenizer: PreTrainedTokenizerBase, train: TrainConfig) -> PreTrainedTokenizerBase:
+    """Returns a copy of a tokenizer with which the text modalities pad the rows of batches to a multiple of tokens."""
+    if train.pad_to_multiple_of is None or train.unpadded is True:
         return tokenizer
     padding = copy.copy(tokenizer)
-    setattr(padding, _ATTRIBUTE, multiple)
+    setattr(padding, _ATTRIBUTE, train.pad_to_multiple_of)
     return padding
 
 

@@ -218,13 +218,10 @@ def file_names(folder: Path) -> list[str]:
     for place, folders, files in os.walk(folder, followlinks=True, onerror=_raise):
         here = Path(place)
         # A link to one of its parent folders would never end.
-        folders[:] = [name for name in folders if not is_hidden(name) and not _leads_back(here / name)]
+        folders[:] = [name for name in folders if not is_hidden(name) and not (
+            (here / name).is_symlink() and here.resolve().is_relative_to((here / name).resolve()))]  # fmt: skip
         names += [(here / name).relative_to(folder).as_posix() for name in files if not is_hidden(name)]
     return sorted(names)
-
-
-def _leads_back(folder: Path) -> bool:
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _raise(error: OSError) -> None:

@@ -135,13 +135,15 @@ def measure(
     after = evaluate(run, exported, data, name).metrics
     metric = best_metric(run.cfg, run.task).name.removeprefix("eval_")
     shown = {metric, *(score.name for score in overall_scores(run.task))}
+    tensors = (*run.model.parameters(), *run.model.buffers())
+    in_memory = sum({each.data_ptr(): each.nbytes for each in tensors}.values())  # each counted once
     in_files = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHTS)
     return Parity(
         name, len(data.rows), difference, largest, tolerance,
         metric=metric,
         metrics={each: Pair(before[each], after[each]) for each in before if each in shown},
         speed=speed, batch_size=run.cfg.eval.per_device_eval_batch_size, threads=torch.get_num_threads(),
-        size=Pair(_bytes_in_memory(run.model), in_files), notes=notes,
+        size=Pair(in_memory, in_files), notes=notes,
     )  # fmt: skip
 
 
@@ -183,8 +185,3 @@ def _seconds(compute: Callable[[], Any]) -> float:
 def _greater(one: float, other: Tensor) -> float:
     """Returns the greater number; NaN if one of them is."""
     return float(torch.maximum(torch.tensor(one, dtype=torch.float64), other.double()))
-
-
-def _bytes_in_memory(model: nn.Module) -> float:
-    """Returns the bytes of a model's parameters and buffers, each counted once."""
-    return sum({each.data_ptr(): each.nbytes for each in (*model.parameters(), *model.buffers())}.values())

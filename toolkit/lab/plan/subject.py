@@ -43,7 +43,7 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
     with TemporaryDirectory(prefix="plan-") as folder:
         inputs = read_inputs(cfg, task, accelerator, Claimed(Path(folder), None), sample=MAX_ROWS)
     config, features = inputs.model_config, inputs.data.train
-    processor = padding_to(inputs.processor, cfg.train.pad_to_multiple_of)
+    processor = padding_to(inputs.processor, cfg.train)
     asked = getattr(load_model_config(source_of(cfg)), "vocab_size", None)
     cut = len(inputs.rows.splits["train"]) + inputs.rows.bad_rows.get("train", 0) >= MAX_ROWS
     if cfg.model.from_config is not None and cut and asked is not None:

@@ -123,21 +123,21 @@ POSITIONED = frozenset((
 COMPILE, MULTIPLE = "train.torch_compile", "train.pad_to_multiple_of"
 _PADDED: dict[str, tuple[Any, str]] = {
     COMPILE: (True, "compiled code would be compiled again for every number of rows"),
-    MULTIPLE: (CHANGED, "it pads each row"),
     "train.mixed_precision": ("fp8", "fp8 matmuls need multiples of 16, but the number of tokens varies"),
     "parallel.pipeline": (several, "the stages of a pipeline exchange batches of one shape"),
     "parallel.sequence": (True, "layers would find the tokens of some processes only"),
     "parallel.context": (several, "the processes of a group compute equally many positions of each row"),
     "parallel.backend": ("deepspeed", "this has not been compared under DeepSpeed"),
 }
-"""With which settings a run is padded, and why; the first two only unless it is asked for."""
+"""With which settings a run is padded, and why; with the first one unless it is asked for, as with `MULTIPLE`."""
 _UNSHARED = (COMPILE, "parallel.context", "parallel.pipeline", "parallel.sequence")
-RULES = tuple(
-    clash({KEY: value, other: meant}, why, f"set {KEY} to auto")
-    for value, others in ((True, _PADDED.keys() - {COMPILE, MULTIPLE}), (PACKED, _UNSHARED))
-    for other, (meant, why) in _PADDED.items()
-    if other in others
-)
+RULES = (
+    *(clash({KEY: value, other: meant}, why, f"set {KEY} to auto")
+      for value, others in ((True, _PADDED.keys() - {COMPILE}), (PACKED, _UNSHARED))
+      for other, (meant, why) in _PADDED.items() if other in others),
+    clash({KEY: True, COMPILE: True, "train.activation_checkpointing": CHANGED},
+          "layers that are recomputed would not be compiled", f"set {KEY} to auto"),
+)  # fmt: skip
 """Part of `toolkit.checks.rules.RULES`."""
 DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout", "dropout_rate")
 """Fields with the dropout of attention weights."""
@@ -191,7 +191,7 @@ def choose(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool 
         raise ConfigError(found)
     if cfg.train.unpadded == PACKED:
         return PACKED
-    meant = dict(_PADDED)
+    meant = _PADDED | {MULTIPLE: (CHANGED, "")}
     if cfg.train.unpadded is True:
         del meant[COMPILE], meant[MULTIPLE]
     else:

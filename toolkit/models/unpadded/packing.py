@@ -36,6 +36,8 @@ class Rows:
         if multiple is None and sum(lengths) == mask.numel():
             return Rows(None, lengths, mask.shape[1])
         filler = -sum(lengths) % (multiple or 1)
+        if filler and (1, sum(lengths) + filler) == mask.shape:  # `holds` would take the batch for its tokens
+            filler += multiple or 0
         where = mask.flatten().nonzero()[:, 0]
         return Rows(torch.cat([where, where[:1].expand(filler)]), lengths, mask.shape[1], filler)
 
