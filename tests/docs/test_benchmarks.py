@@ -106,6 +106,9 @@ def test_the_limits_are_those_of_their_file():
     assert f"with the Trainer, take {start['example_imports_s']} s" in page
     image = f"{kinds['model_ms_per_image']} of the pipeline's {kinds['pipeline_ms_per_image']} ms"
     assert f"takes {image} per image" in page
+    assert f"takes {kinds['model_ms_per_question']} of the loop's {kinds['loop_ms_per_question']} ms" in page
+    own = kinds["toolkit_model_ms_per_question"]
+    assert f"{own} of the toolkit's {kinds['toolkit_ms_per_question']}: nothing but padding" in page
     generation = f"{kinds['generation_ms_per_translation']} of the loop's {kinds['loop_ms_per_translation']} ms"
     assert f"takes {generation} per translation" in page
     assert f"needs {loop['ratio_of_sums']} of the toolkit's CPU time" in page
