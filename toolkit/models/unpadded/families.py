@@ -122,19 +122,20 @@ POSITIONED = frozenset((
 """Decoders that take positions, from which transformers finds where a row begins; tested likewise."""
 COMPILE, MULTIPLE = "train.torch_compile", "train.pad_to_multiple_of"
 _PADDED: dict[str, tuple[Any, str]] = {
-    COMPILE: (True, "compiled code would be compiled again for every number of rows"),
     "train.mixed_precision": ("fp8", "fp8 matmuls need multiples of 16, but the number of tokens varies"),
     "parallel.pipeline": (several, "the stages of a pipeline exchange batches of one shape"),
     "parallel.sequence": (True, "layers would find the tokens of some processes only"),
     "parallel.context": (several, "the processes of a group compute equally many positions of each row"),
     "parallel.backend": ("deepspeed", "this has not been compared under DeepSpeed"),
 }
-"""With which settings a run is padded, and why; with the first one unless it is asked for, as with `MULTIPLE`."""
-_UNSHARED = (COMPILE, "parallel.context", "parallel.pipeline", "parallel.sequence")
+"""With which settings a run is padded, and why."""
+_UNSHARED = ("parallel.context", "parallel.pipeline", "parallel.sequence")
 RULES = (
     *(clash({KEY: value, other: meant}, why, f"set {KEY} to auto")
-      for value, others in ((True, _PADDED.keys() - {COMPILE}), (PACKED, _UNSHARED))
+      for value, others in ((True, _PADDED), (PACKED, _UNSHARED))
       for other, (meant, why) in _PADDED.items() if other in others),
+    clash({KEY: PACKED, COMPILE: True}, "compiled code would be compiled again for every number of rows",
+          f"set {KEY} to auto"),
     clash({KEY: True, COMPILE: True, "train.activation_checkpointing": CHANGED},
           "layers that are recomputed would not be compiled", f"set {KEY} to auto"),
 )  # fmt: skip
@@ -191,16 +192,15 @@ def choose(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool 
         raise ConfigError(found)
     if cfg.train.unpadded == PACKED:
         return PACKED
-    meant = _PADDED | {MULTIPLE: (CHANGED, "")}
-    if cfg.train.unpadded is True:
-        del meant[COMPILE], meant[MULTIPLE]
-    else:
+    if cfg.train.unpadded is not True:
+        if cfg.train.torch_compile or cfg.train.pad_to_multiple_of is not None:  # without padding only if asked for
+            return False
         covered = coverage(config, cfg.model.attn_implementation)
         if cfg.train.unpadded is False or isinstance(covered, NothingToGain | Refused):
             return False
         if device.type == "cuda" and (isinstance(covered, Islands) or not _has_fast_kernel(cfg, config, device)):
             return False
-    return not any(is_meant(cfg, key, value) for key, (value, _) in meant.items())
+    return not any(is_meant(cfg, key, meant) for key, (meant, _) in _PADDED.items())
 
 
 def _has_fast_kernel(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool:
